@@ -1,0 +1,114 @@
+"""One error tree: every message names who, what, and the remedy.
+
+``AforeError`` is the root. Users' mistakes are ``ConfigError`` and ``CheckpointError`` (exit status 2 at the command line);
+what another process or the network did is a ``TransportError``; what ended a request is a ``RequestError``.
+"""
+
+from __future__ import annotations
+
+
+class AforeError(Exception):
+    """Root of every error that AFORE raises on purpose."""
+
+
+class ConfigError(AforeError, ValueError):
+    """A value that a user gave cannot be used. ``field`` is its dotted name, ``remedy`` what to write instead."""
+
+    def __init__(self, field: str, problem: str, remedy: str = "") -> None:
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{field}: {problem}" + (f"; {remedy}" if remedy else ""))
+
+
+class CheckpointError(AforeError):
+    """A model directory cannot be read: ``path`` is the file or directory, ``remedy`` what mends it."""
+
+    def __init__(self, path: str, problem: str, remedy: str = "") -> None:
+        self.path = path
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{path}: {problem}" + (f"; {remedy}" if remedy else ""))
+
+
+class HostError(AforeError):
+    """This machine lacks something a role needs (room or permission in /dev/shm, file descriptors, memory)."""
+
+    def __init__(self, resource: str, problem: str, remedy: str = "") -> None:
+        self.resource = resource
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{resource}: {problem}" + (f"; {remedy}" if remedy else ""))
+
+
+class TransportError(AforeError):
+    """Something between two processes failed: ``peer`` (who), ``operation`` (what), ``hint`` (the remedy)."""
+
+    def __init__(self, peer: str, operation: str, hint: str = "") -> None:
+        self.peer = peer
+        self.operation = operation
+        self.hint = hint
+        super().__init__(f"peer {peer}: {operation}" + (f"; {hint}" if hint else ""))
+
+
+class PeerLost(TransportError):
+    """The peer's process or endpoint is gone; nothing more will come from it in this epoch."""
+
+
+class DeadlineExceeded(TransportError, TimeoutError):
+    """The operation did not finish before its deadline; the link stays usable unless the message says otherwise."""
+
+
+class RegionRevoked(TransportError):
+    """The region was closed by its owner, or belongs to an epoch that has ended."""
+
+
+class LinkClosed(TransportError):
+    """The link was closed on this side; connect again."""
+
+
+class AccessRefused(TransportError, ValueError):
+    """An offset, a length or a key that the region does not have: refused before a byte was written."""
+
+
+class WireError(TransportError):
+    """Bytes that are not a valid record: wrong magic, length, checksum or type. Nothing of it was used."""
+
+
+class VersionMismatch(TransportError):
+    """The two sides speak different wire versions; the message names both."""
+
+
+class AuthenticationFailed(TransportError):
+    """The peer could not prove that it knows the cluster's secret."""
+
+
+class RoleLost(PeerLost):
+    """A role of the topology died (``role`` is its name, such as ``ffn-2``); the epoch has ended."""
+
+    def __init__(self, role: str, reason: str, hint: str = "start the topology again") -> None:
+        self.role = role
+        self.reason = reason
+        super().__init__(role, f"role lost: {reason}", hint)
+
+
+class PlanError(AforeError):
+    """A plan breaks a rule of its own: validator and ring reader say which."""
+
+
+class SlotError(AforeError):
+    """A slot was used in a way that could read weights while they are written. Always a defect of AFORE."""
+
+
+class RequestError(AforeError):
+    """A request ended without its tokens: ``request_id`` and why."""
+
+    def __init__(self, request_id: str, problem: str, remedy: str = "") -> None:
+        self.request_id = request_id
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"request {request_id}: {problem}" + (f"; {remedy}" if remedy else ""))
+
+
+class PromptTooLong(RequestError):
+    """Prompt and requested tokens do not fit the model's context or the KV cache."""
