@@ -1,0 +1,169 @@
+"""The transport's seam: registered regions, one-sided writes, notifications, and message channels.
+
+Promises, the same for every fabric and held by one conformance suite (``tests/transport/conformance``):
+
+- the bytes of a write are visible before its notification; writes of one link arrive in order; nothing is delivered twice;
+- every await takes a deadline and ends in a typed error, never a hang, never a dead process; ``None`` is for idle waits of a
+  service, which end when the region or channel is closed;
+- cancellation propagates and leaves a link usable or closed, nothing between;
+- nothing spins under the GIL;
+- a new epoch means new regions and keys.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Lane(enum.IntEnum):
+    """Separate queues to one peer, so that a small vector never waits behind hidden states."""
+
+    DEMAND = 0
+    DATA = 1
+    CONTROL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RegionKey:
+    """What a peer needs to write into a region (or, on one host, to map it). Plain data: travels in control messages."""
+
+    fabric: str
+    address: str
+    """Endpoint of the region's owner."""
+    region: int
+    """Number that the owner gave it; never reused."""
+    nbytes: int
+    token: str
+    """Fabric specific: the segment's name for shm, the remote key for verbs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """An immediate that a peer attached to a write; it is delivered after the write's bytes are visible."""
+
+    peer: str
+    immediate: int
+    """0 … 2^32 - 1."""
+
+
+class Region(Protocol):
+    """Registered memory of this process that peers write into."""
+
+    @property
+    def key(self) -> RegionKey: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def buffer(self) -> memoryview:
+        """The memory itself, writable, format ``B``; zero at first."""
+        ...
+
+    async def notified(self, *, timeout_us: float | None) -> list[Notification]:
+        """Awaits notifications; returns all that are queued (at least one), in each link's order.
+
+        Raises ``DeadlineExceeded``; ``RegionRevoked`` once the region is closed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Drops the registration; later writes of peers fail typed. Idempotent."""
+        ...
+
+
+class MappedRegion(Protocol):
+    """A peer's region, mapped into this process (one host only)."""
+
+    @property
+    def buffer(self) -> memoryview: ...
+
+    def close(self) -> None: ...
+
+
+class Link(Protocol):
+    """One lane to one peer."""
+
+    @property
+    def peer(self) -> str: ...
+
+    @property
+    def lane(self) -> Lane: ...
+
+    async def write(
+        self, remote: RegionKey, offset: int, data: Buffer, *, notify: int | None = None, timeout_us: float
+    ) -> None:
+        """Writes ``data`` at ``offset`` of the peer's region; with ``notify``, the owner gets that immediate afterwards.
+
+        Zero bytes with ``notify`` is a doorbell. Returns when ``data`` may be reused. Raises ``AccessRefused`` (out of bounds, a
+        foreign key), ``RegionRevoked``, ``PeerLost``, ``LinkClosed``, ``DeadlineExceeded`` (no credit for a notification).
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Channel(Protocol):
+    """An ordered, reliable duplex of control messages (msgpack maps), authenticated and length limited."""
+
+    @property
+    def peer(self) -> str: ...
+
+    async def send(self, message: dict[str, object], *, timeout_us: float) -> None:
+        """Raises ``PeerLost``, ``DeadlineExceeded``, ``WireError`` (message over the length limit; nothing was sent)."""
+        ...
+
+    async def receive(self, *, timeout_us: float | None) -> dict[str, object]:
+        """The next message. Raises ``PeerLost`` at the end of the stream, ``WireError``, ``DeadlineExceeded``."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+ChannelHandler = Callable[[Channel], Awaitable[None]]
+
+
+class Fabric(Protocol):
+    """One way of moving bytes between processes: ``loopback``, ``shm``; later ``tcp``, ``verbs``."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def address(self) -> str:
+        """Where peers connect to."""
+        ...
+
+    @property
+    def maps_memory(self) -> bool:
+        """Whether ``map`` works between all peers: they share one host."""
+        ...
+
+    def register(self, nbytes: int, *, label: str) -> Region:
+        """New zeroed region. ``label`` names it for humans and tools. Raises ``HostError`` (no room, no permission)."""
+        ...
+
+    def map(self, key: RegionKey, *, writable: bool = False) -> MappedRegion:
+        """Maps a peer's region in place. Raises ``RegionRevoked`` when it is gone, ``AccessRefused`` where memory is not shared."""
+        ...
+
+    async def connect(self, address: str, lane: Lane, *, timeout_us: float) -> Link:
+        """Raises ``PeerLost`` (nobody there), ``VersionMismatch``, ``AuthenticationFailed``, ``DeadlineExceeded``."""
+        ...
+
+    async def listen(self, address: str, handler: ChannelHandler) -> None:
+        """Accepts control channels at ``address``; each is given to ``handler`` in a task of its own, until ``close``."""
+        ...
+
+    async def dial(self, address: str, *, timeout_us: float) -> Channel:
+        """Opens a control channel. Raises as ``connect`` does."""
+        ...
+
+    async def close(self) -> None:
+        """Closes links, regions and listeners; frees every descriptor and segment. Idempotent."""
+        ...
