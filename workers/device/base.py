@@ -1,0 +1,147 @@
+"""The device's seam: streams, events, copies and kernels, the same on CPUs, emulated devices and (later) CUDA.
+
+A stream runs what is enqueued on it in order; the host never waits for it except by awaiting an ``Event``. Work is described by
+a ``Work`` record (an emulated device charges time from it) beside the closure that does it (a real device runs it).
+Waiting on an event that nobody has recorded is a mistake of the caller and raises: CUDA would silently not wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from afore.core.target import Target
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a piece of work costs, in the units a cost profile speaks of. ``span`` is its name in traces."""
+
+    span: str
+    target: Target | None
+    tokens: int = 0
+    """Rows of hidden states."""
+    pairs: int = 0
+    """Token-expert pairs."""
+    tiles: int = 0
+    """Tiles of M_tile pairs of one expert, summed over experts."""
+    context: int = 0
+    """Cached positions that attention reads, summed over tokens."""
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CopyJob:
+    """One expert's weights from the primary on ``source`` into a redundant slot on ``destination`` (ranks, for port contention)."""
+
+    source: int
+    destination: int
+    nbytes: int
+    run: Callable[[], None]
+    """Does the copy on this device's memory; called on the stream it was enqueued on."""
+
+
+class Event(Protocol):
+    """A point in a stream's order."""
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def completed_ns(self) -> int:
+        """When the stream reached this point (the clock's nanoseconds). Only valid once ``done``."""
+        ...
+
+    async def wait(self, *, timeout_us: float) -> None:
+        """Awaits completion in the event loop. Raises ``DeadlineExceeded``, or the error of the work before it."""
+        ...
+
+
+class Stream(Protocol):
+    """An ordered queue of work."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, work: Work, do: Callable[[], None]) -> None:
+        """Enqueues ``do``."""
+        ...
+
+    def copy(self, work: Work, jobs: Sequence[CopyJob]) -> None:
+        """Enqueues a batch of copies; contention at ports is the device's business."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """What is enqueued from now on starts after ``event``, which must have been recorded."""
+        ...
+
+    def record(self) -> Event:
+        """An event that completes when all that was enqueued so far is finished."""
+        ...
+
+    def flush(self) -> None:
+        """Hands what is enqueued to the device: devices with a costly hand-over collect a target's work until here."""
+        ...
+
+
+@dataclass(slots=True)
+class Pairs:
+    """A worker's share of a target: token-expert pairs grouped by store row (S rows). Preallocated; the first ``count`` are valid."""
+
+    token_P: I32
+    """Row of hidden_TD of each pair."""
+    k_P: I32
+    """Which of the token's K choices the pair is (its routing weight is weights_TK[token, k])."""
+    start_S1: I32
+    """[S+1] pairs of store row s are start_S1[s] … start_S1[s+1]-1."""
+    count: int = 0
+
+
+class Kernels(Protocol):
+    """What runs on a stream for a target."""
+
+    def partition(
+        self,
+        ids_TK: I32,
+        shares_X4: I32,
+        primary_row_E: I32,
+        my_rank: int,
+        num_rows: int,
+        first_redundant: int,
+        out: Pairs,
+    ) -> None:
+        """Exact share of this worker (paper eq. 11), in gathered order (attention rank, row, k). See ``afore.workers.partition``."""
+        ...
+
+    def grouped_mlp(
+        self, hidden_TD: F32, weights_TK: F32, pairs: Pairs, gate_up_SFD: Any, down_SDI: Any, out_TD: F32
+    ) -> None:
+        """out[t] = sum over this worker's pairs (t, k) of weights[t, k] * down(silu(gate x) * up x); rows without pairs are 0."""
+        ...
+
+
+class Device(Protocol):
+    """One worker's device."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def model_stream(self) -> Stream: ...
+
+    @property
+    def migration_stream(self) -> Stream: ...
+
+    @property
+    def kernels(self) -> Kernels: ...
+
+    def close(self) -> None:
+        """Ends threads and frees streams; idempotent. Work that has not started is dropped."""
+        ...
