@@ -93,7 +93,7 @@ class Stream(Protocol):
 
 @dataclass(slots=True)
 class Pairs:
-    """A worker's share of a target: token-expert pairs grouped by store row (S rows). Preallocated; the first ``count`` are valid."""
+    """A worker's pairs of a target, grouped by store row (S rows). Preallocated; the first ``count`` are valid."""
 
     token_P: I32
     """Row of hidden_TD of each pair."""
@@ -117,7 +117,7 @@ class Kernels(Protocol):
         first_redundant: int,
         out: Pairs,
     ) -> None:
-        """Exact share of this worker (paper eq. 11), in gathered order (attention rank, row, k). See ``afore.workers.partition``."""
+        """Exact share of this worker (paper eq. 11) in gathered order (attention rank, row, k); shares_X4: expert, worker, slot, count."""
         ...
 
     def grouped_mlp(
