@@ -1,0 +1,167 @@
+"""What a run is made of: frozen dataclasses, which are also the command line, the config file and what roles are sent.
+
+Checks of single values stand here; checks that need the model stand where the model is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from afore.core.errors import ConfigError
+from afore.core.topology import Topology
+
+
+def _at_least(section: str, low: float, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value >= low:
+            raise ConfigError(f"{section}.{name}", f"{value!r} is below {low:g}", f"give {low:g} or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerOptions:
+    """Knobs of Algorithm 1 (paper §5.2)."""
+
+    tile_tokens: int = 8
+    """M_tile: rows of a grouped-GEMM tile; 8 on CPUs, 64 on GPUs."""
+    copy_budget: int | None = None
+    """B: most copies a plan may make; none means max(8, N)."""
+    compactness: int = 0
+    """θ: a move must shift more than this many tiles."""
+
+    def __post_init__(self) -> None:
+        _at_least("planner", 1, tile_tokens=self.tile_tokens)
+        _at_least("planner", 0, copy_budget=self.copy_budget, compactness=self.compactness)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostOptions:
+    """What the planner believes before it has measured: seeds of the cost model."""
+
+    tile_us: float = 20.0
+    """β_tile: microseconds of FFN compute a tile costs."""
+    copy_us: float = 20.0
+    """Microseconds to copy one expert through one port."""
+    window_us: float = 1000.0
+    """W: microseconds between a copy's submission and its target's first use."""
+    adapt: bool = True
+    """Follow what the workers measure; false keeps the seeds, so that a run can be repeated exactly."""
+
+    def __post_init__(self) -> None:
+        _at_least("costs", 0, tile_us=self.tile_us, copy_us=self.copy_us, window_us=self.window_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOptions:
+    """How many requests run at once, and how much cache they have."""
+
+    max_num_seqs: int = 32
+    """Requests that decode at the same time, over all attention workers and microbatches."""
+    max_model_len: int | None = None
+    """Longest prompt plus output, in tokens; none means what the model allows."""
+    kv_blocks: int | None = None
+    """KV blocks of each attention worker; none means room for its share of max_num_seqs at 1,024 tokens each."""
+    block_tokens: int = 16
+    """Tokens of a KV block."""
+    max_waiting: int = 4096
+    """Requests that may wait; more are refused."""
+
+    def __post_init__(self) -> None:
+        _at_least(
+            "batch",
+            1,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            kv_blocks=self.kv_blocks,
+            block_tokens=self.block_tokens,
+            max_waiting=self.max_waiting,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeOptions:
+    """Deadlines. Each await on another process has one of these."""
+
+    join_s: float = 120.0
+    """From a role's start until the whole cluster serves."""
+    control_s: float = 30.0
+    """For one control message to be taken."""
+    step_s: float = 60.0
+    """For one step of a microbatch, from its announcement to its last token report."""
+    target_s: float = 10.0
+    """For the inputs of a target to reach an FFN worker, after its plan; then the target is aborted."""
+    verdict_s: float = 10.0
+    """For all FFN workers to judge a ring entry."""
+    lease_s: float = 20.0
+    """How long a ring reader may stand still while entries wait for it."""
+    shutdown_s: float = 4.0
+    """For roles to end by themselves before they are killed."""
+
+    def __post_init__(self) -> None:
+        _at_least(
+            "times",
+            0.001,
+            join_s=self.join_s,
+            control_s=self.control_s,
+            step_s=self.step_s,
+            target_s=self.target_s,
+            verdict_s=self.verdict_s,
+            lease_s=self.lease_s,
+            shutdown_s=self.shutdown_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    """The FFN workers' device."""
+
+    name: Literal["cpu", "emulated"] = "cpu"
+    """cpu computes; emulated charges time from a profile (virtual time)."""
+    threads: bool = True
+    """cpu: compute and migration threads of their own; false runs both inline (scripts in one process)."""
+    emulate_copy_us: float = 0.0
+    """cpu: makes each copy take at least this long, so that a small model can show what large experts cost."""
+    verify_copies: bool = False
+    """Compare each copied expert's checksum with the one taken at load."""
+
+    def __post_init__(self) -> None:
+        _at_least("device", 0, emulate_copy_us=self.emulate_copy_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One run of a cluster. Every role gets the same one."""
+
+    model: str | None = None
+    """Directory of a checkpoint; none takes the bundled model."""
+    dtype: Literal["float32"] = "float32"
+    """What weights and activations are computed in."""
+    policy: str = "afore"
+    """static, afore, afore-no-prefetch, afore-no-overlap, afore-reactive, or package.module:Class."""
+    topology: Topology = field(default_factory=Topology)
+    """The shape of the cluster."""
+    planner: PlannerOptions = field(default_factory=PlannerOptions)
+    """The planner."""
+    costs: CostOptions = field(default_factory=CostOptions)
+    """The cost model's seeds."""
+    batch: BatchOptions = field(default_factory=BatchOptions)
+    """Batching and KV cache."""
+    times: TimeOptions = field(default_factory=TimeOptions)
+    """Deadlines."""
+    device: DeviceOptions = field(default_factory=DeviceOptions)
+    """FFN devices."""
+    trace: str | None = None
+    """Directory for span files; none writes none."""
+    seed: int = 0
+    """Seed of everything random that a request does not seed itself."""
+
+    @property
+    def copy_budget(self) -> int:
+        """B, resolved."""
+        budget = self.planner.copy_budget
+        return max(8, self.topology.ffn) if budget is None else budget
+
+    @property
+    def max_tokens_per_worker(self) -> int:
+        """T_max: most tokens of one attention worker in one microbatch (the engine spreads requests evenly)."""
+        return -(-self.batch.max_num_seqs // (self.topology.attention * self.topology.microbatches))

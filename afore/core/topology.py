@@ -1,0 +1,87 @@
+"""How many workers of each role, how many microbatches, how many redundant slots: the shape of a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from afore.core.errors import ConfigError
+from afore.core.target import LAYER_BITS, MICROBATCH_BITS
+
+DOOR = "door"
+PREFILL = "prefill"
+ATTENTION = "attention"
+FFN = "ffn"
+SCHEDULER = "scheduler"
+ROLES = (DOOR, SCHEDULER, FFN, ATTENTION, PREFILL)
+"""Every role, in the order in which a supervisor starts them."""
+
+MAX_LAYERS = 1 << LAYER_BITS
+MAX_WORKERS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The shape of a cluster. Any A ≥ 1, N ≥ 1, M ≥ 1, R ≥ 0; N need not divide E, and may exceed it."""
+
+    attention: int = 2
+    """A: attention workers; requests are spread over them (data parallel)."""
+    ffn: int = 4
+    """N: FFN workers; experts are spread over them."""
+    prefill: int = 1
+    """Prefill workers; each holds the whole model."""
+    microbatches: int = 2
+    """M: microbatches in flight."""
+    redundant_slots: int = 8
+    """R: redundant expert slots of each FFN worker and MoE layer."""
+    redundant_slots_per_worker: tuple[int, ...] | None = None
+    """R for each FFN worker where they differ; overrides ``redundant_slots``."""
+    fabric: Literal["auto", "shm", "loopback"] = "auto"
+    """How bytes move: auto takes shm between processes and loopback in one process."""
+
+    def __post_init__(self) -> None:
+        for field, low, high in (
+            ("attention", 1, MAX_WORKERS),
+            ("ffn", 1, MAX_WORKERS),
+            ("prefill", 1, MAX_WORKERS),
+            ("microbatches", 1, 1 << MICROBATCH_BITS),
+            ("redundant_slots", 0, 1 << 15),
+        ):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise ConfigError(f"topology.{field}", f"{value!r} is not a whole number from {low} to {high}")
+        per_worker = self.redundant_slots_per_worker
+        if per_worker is not None:
+            if len(per_worker) != self.ffn:
+                raise ConfigError(
+                    "topology.redundant_slots_per_worker",
+                    f"{len(per_worker)} values for {self.ffn} FFN workers",
+                    "give one value for each FFN worker, or use redundant_slots",
+                )
+            if any(isinstance(r, bool) or not isinstance(r, int) or r < 0 for r in per_worker):
+                raise ConfigError(
+                    "topology.redundant_slots_per_worker", f"{per_worker!r} has a negative or broken value"
+                )
+
+    @property
+    def slots_N(self) -> tuple[int, ...]:
+        """R of every FFN worker."""
+        return self.redundant_slots_per_worker or (self.redundant_slots,) * self.ffn
+
+    def count(self, role: str) -> int:
+        """How many processes of ``role`` the cluster has."""
+        return {DOOR: 1, SCHEDULER: 1, FFN: self.ffn, ATTENTION: self.attention, PREFILL: self.prefill}[role]
+
+    def members(self) -> tuple[tuple[str, int], ...]:
+        """Every (role, rank), in start order."""
+        return tuple((role, rank) for role in ROLES for rank in range(self.count(role)))
+
+    def describe(self) -> str:
+        """One line for tables."""
+        slots = "/".join(map(str, self.slots_N)) if self.redundant_slots_per_worker else str(self.redundant_slots)
+        return f"A={self.attention} N={self.ffn} P={self.prefill} M={self.microbatches} R={slots}"
+
+
+def member_name(role: str, rank: int) -> str:
+    """``ffn-2``: the name of a member in messages, logs and errors."""
+    return f"{role}-{rank}"
