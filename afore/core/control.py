@@ -1,0 +1,421 @@
+"""Every control message that crosses processes. The codec is ``afore.core.messages``; nothing hot travels this way.
+
+Direction stands beside each group. A star: every role and every client talks to the hub, which lives beside the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from afore.core.config import RunConfig
+
+WIRE_VERSION = 1
+"""Raised with every change of a record or message; peers of different versions refuse each other."""
+
+# Membership: role -> hub
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A role (or a ``client``) asks to take part. ``rank`` -1 takes the next free one."""
+
+    role: str
+    rank: int
+    pid: int
+    endpoint: str
+    """Address of its fabric endpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Progress of loading weights."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The role has its weights and can open an epoch."""
+
+    weights_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledKey:
+    """A region that peers may write into or map: fields of ``RegionKey`` and what it is."""
+
+    label: str
+    fabric: str
+    address: str
+    region: int
+    nbytes: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """The regions that this role registered for an epoch."""
+
+    epoch: int
+    keys: tuple[LabelledKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """All links of this role for the epoch stand."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The role is about to end because of ``error``."""
+
+    kind: str
+    error: str
+
+
+# Membership: hub -> role
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The role's rank and the run's configuration."""
+
+    role: str
+    rank: int
+    config: RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The role cannot take part; it ends."""
+
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of the cluster in one role."""
+
+    role: str
+    rank: int
+    pid: int
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEpoch:
+    """Register new regions for this epoch and answer with ``Regions``."""
+
+    epoch: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberKeys:
+    """The regions of one member."""
+
+    role: str
+    rank: int
+    keys: tuple[LabelledKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryMessage:
+    """Everybody's regions: connect, and answer with ``Linked``."""
+
+    epoch: int
+    members: tuple[MemberKeys, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Everybody is linked: work may come."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The cluster ends."""
+
+    reason: str
+
+
+# Engine <-> scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Engine -> scheduler: step of a microbatch, with T_a of every attention worker."""
+
+    microbatch: int
+    step: int
+    tokens_A: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepAborted:
+    """Scheduler -> engine: a target of this step was aborted and every FFN worker has passed it."""
+
+    microbatch: int
+    step: int
+    layer: int
+
+
+# Engine <-> attention
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One token of a step: feed ``token`` at ``position`` of the request and sample the next."""
+
+    request: int
+    token: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """Engine -> attention: its rows of a step. Only to workers that have rows."""
+
+    microbatch: int
+    step: int
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """Attention -> engine: the sampled tokens, in the order of the rows."""
+
+    microbatch: int
+    step: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelStep:
+    """Engine -> attention: give up this step; the rows come again under another step number."""
+
+    microbatch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a request's tokens are chosen; temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Engine -> attention: allocate KV blocks for ``tokens`` tokens of a request."""
+
+    request: int
+    tokens: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Attention -> engine: the blocks, or none when there is no room now."""
+
+    request: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Engine -> attention: the request has ended. ``quarantine`` keeps its blocks until prefill says it is done with them."""
+
+    request: int
+    quarantine: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KvReady:
+    """Attention -> engine: prefill's blocks of this request have arrived."""
+
+    request: int
+
+
+# Engine <-> prefill
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillWork:
+    """Engine -> prefill: run the prompt, write its KV into these blocks of that attention worker, sample the first token."""
+
+    request: int
+    prompt: tuple[int, ...]
+    attention: int
+    blocks: tuple[int, ...]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDone:
+    """Prefill -> engine: the first token; nothing more will be written for this request."""
+
+    request: int
+    token: int
+
+
+# Client <-> engine
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Client -> engine: a request. ``request`` is the client's own name for it."""
+
+    request: str
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    ignore_eos: bool
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Client -> engine: nobody waits for this request any more."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOut:
+    """Engine -> client: the ``index``-th generated token."""
+
+    request: str
+    index: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Engine -> client: the request has ended well. ``reason`` is ``stop`` or ``length``."""
+
+    request: str
+    reason: str
+    prompt_tokens: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Engine -> client: the request ended without all of its tokens. ``kind`` is the error's class name."""
+
+    request: str
+    kind: str
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Hub -> client: what is up and what is missing; sent on every change."""
+
+    serving: bool
+    missing: tuple[str, ...]
+    lost: str
+    """``role-rank: reason`` of the role whose death ended the epoch; empty while all is well."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatsRequest:
+    """Client -> hub -> scheduler and engine: send your statistics."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The answer: JSON, the keys of ``--json``."""
+
+    ticket: int
+    payload: str
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Client -> hub -> roles: send plans and spans as they happen (or stop)."""
+
+    plans: bool
+    spans: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSeen:
+    """Scheduler -> hub -> watching clients: one published target."""
+
+    sequence: int
+    layer: int
+    microbatch: int
+    step: int
+    tokens: int
+    copies: tuple[tuple[int, int, int], ...]
+    """(expert, worker, slot)"""
+    replicas: int
+    """Redundant replicas with work."""
+    max_tiles_before: int
+    max_tiles_after: int
+    bound_tiles: int
+    token_imbalance_before: float
+    token_imbalance_after: float
+    skipped: str
+    """Why there are no copies; empty when there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpansSeen:
+    """Role -> hub -> watching clients: a batch of spans, one JSON document each."""
+
+    process: str
+    spans: tuple[str, ...]
+
+
+Message = (
+    Join
+    | Loading
+    | Loaded
+    | Regions
+    | Linked
+    | Failure
+    | Welcome
+    | Refused
+    | OpenEpoch
+    | DirectoryMessage
+    | Serve
+    | Stop
+    | Announce
+    | StepAborted
+    | StepWork
+    | StepDone
+    | CancelStep
+    | Reserve
+    | Reserved
+    | Release
+    | KvReady
+    | PrefillWork
+    | PrefillDone
+    | Submit
+    | Cancel
+    | TokenOut
+    | Finished
+    | Failed
+    | Status
+    | StatsRequest
+    | Stats
+    | Watch
+    | PlanSeen
+    | SpansSeen
+)
+"""Everything a channel may carry."""
