@@ -112,3 +112,13 @@ class RequestError(AforeError):
 
 class PromptTooLong(RequestError):
     """Prompt and requested tokens do not fit the model's context or the KV cache."""
+
+
+class KVCacheFull(AforeError):
+    """An attention worker has fewer free key/value blocks than a sequence needs; nothing was taken."""
+
+    def __init__(self, *, needed: int, free: int, total: int) -> None:
+        self.needed = needed
+        self.free = free
+        self.total = total
+        super().__init__(f"key/value cache: {needed} blocks needed, {free} of {total} free; wait for a request to end")
