@@ -107,7 +107,7 @@ class HubSession:
         message = from_wire(await self._channel.receive(timeout_us=None))
         if isinstance(message, control.Stop):
             raise Stopped(message.reason)
-        return message  # type: ignore[return-value]  # the registry holds exactly control.Message
+        return message
 
     async def open_epoch(
         self, fabric: Fabric, register: Callable[[int, tuple[control.Member, ...]], Mapping[str, Region]]
