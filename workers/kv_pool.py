@@ -1,0 +1,168 @@
+"""Which KV blocks of an attention worker belong to which request, as a pure state machine: no I/O, no clock.
+
+A request's blocks are *filling* from their reservation until prefill's notification has come, then *ready*. Two things keep the
+blocks of a released request out of use, because somebody may still write into them:
+
+- quarantine: prefill has the work and its notification has not come (it always comes: prefill cannot be called back);
+- pins: a step that has a row of the request is still running, and writes the row's keys and values layer by layer.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from afore.core.control import Sampling
+from afore.core.errors import WireError
+from afore.models.kv import BlockAllocator
+
+I32 = npt.NDArray[np.int32]
+
+
+class KvState(enum.Enum):
+    """Where a request's cache is."""
+
+    FILLING = "filling"
+    READY = "ready"
+
+
+@dataclass(slots=True)
+class _Holding:
+    request: int
+    blocks: tuple[int, ...]
+    sampling: Sampling
+    lane: int
+    """Row of the block table."""
+    state: KvState = KvState.FILLING
+    pins: int = 0
+    released: bool = False
+    awaits_prefill: bool = False
+    """Released while prefill may still write."""
+
+    @property
+    def in_use(self) -> bool:
+        return self.pins > 0 or (self.awaits_prefill and self.state is KvState.FILLING)
+
+
+class KvPool:
+    """Requests, their blocks, and a table [lanes, blocks of a request] from which a step's block rows are gathered at once."""
+
+    def __init__(self, allocator: BlockAllocator, *, block_tokens: int) -> None:
+        self._allocator = allocator
+        self._block_tokens = block_tokens
+        self._holdings: dict[int, _Holding] = {}
+        self._by_bell: dict[int, _Holding] = {}
+        """Holdings whose notification is still to come, by ``bell``."""
+        self._table_XB = np.zeros((8, 8), dtype=np.int32)
+        self._free_lanes = list(range(7, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that a reservation can have now."""
+        return self._allocator.num_free
+
+    @property
+    def requests(self) -> tuple[int, ...]:
+        """Requests whose blocks are out of use for others, released ones included."""
+        return tuple(self._holdings)
+
+    def state(self, request: int) -> KvState:
+        """Raises ``KeyError`` for a request that holds nothing."""
+        return self._holdings[request].state
+
+    def sampling(self, request: int) -> Sampling:
+        """How the request's tokens are chosen."""
+        return self._holdings[request].sampling
+
+    def reserve(self, request: int, tokens: int, sampling: Sampling) -> tuple[int, ...]:
+        """Blocks for ``tokens`` tokens, or none of them when there is no room now. Raises ``WireError`` for one that has some."""
+        if request in self._holdings:
+            raise WireError("hub", f"reserved blocks twice for request {request}")
+        if tokens < 1:
+            raise WireError("hub", f"reserved blocks for {tokens} tokens of request {request}")
+        count = -(-tokens // self._block_tokens)
+        if count > self._allocator.num_free:
+            return ()
+        blocks = self._allocator.allocate(count)
+        holding = _Holding(request, blocks, sampling, self._take_lane(count))
+        self._table_XB[holding.lane, :count] = blocks
+        self._holdings[request] = holding
+        self._by_bell[bell(blocks)] = holding
+        return blocks
+
+    def arrived(self, bell_number: int) -> int | None:
+        """Prefill's last write for these blocks is visible: the request that is ready now, if anyone still wants it."""
+        holding = self._by_bell.pop(bell_number, None)
+        if holding is None:
+            return None
+        holding.state = KvState.READY
+        if not holding.released:
+            return holding.request
+        self._free_if_unused(holding)
+        return None
+
+    def release(self, request: int, *, quarantine: bool) -> None:
+        """The request has ended. One that holds nothing (there was no room for it) is no mistake."""
+        holding = self._holdings.get(request)
+        if holding is None:
+            return
+        if holding.released:
+            raise WireError("hub", f"released request {request} twice")
+        holding.released = True
+        holding.awaits_prefill = quarantine
+        self._allocator.quarantine(holding.blocks)
+        self._free_if_unused(holding)
+
+    def pin(self, requests: Sequence[int]) -> None:
+        """A step begins that writes into these requests' blocks. Raises ``WireError`` unless all of them are ready."""
+        for request in requests:
+            holding = self._holdings.get(request)
+            if holding is None or holding.released or holding.state is not KvState.READY:
+                raise WireError("hub", f"sent a step with request {request}, which has no cache here")
+        for request in requests:
+            self._holdings[request].pins += 1
+
+    def unpin(self, requests: Iterable[int]) -> None:
+        """The step that pinned them has ended."""
+        for request in requests:
+            holding = self._holdings[request]
+            holding.pins -= 1
+            if holding.released:
+                self._free_if_unused(holding)
+
+    def block_rows(self, requests: Sequence[int], num_blocks: int) -> I32:
+        """Block numbers int32 [T, num_blocks], in the order of ``requests``; 0 behind a request's last block."""
+        lanes_T = [self._holdings[request].lane for request in requests]
+        return self._table_XB[lanes_T, :num_blocks]
+
+    def _free_if_unused(self, holding: _Holding) -> None:
+        assert holding.released
+        if holding.in_use:
+            return
+        del self._holdings[holding.request]
+        self._by_bell.pop(bell(holding.blocks), None)
+        self._table_XB[holding.lane] = 0
+        self._free_lanes.append(holding.lane)
+        self._allocator.release(holding.blocks)
+
+    def _take_lane(self, num_blocks: int) -> int:
+        lanes, width = self._table_XB.shape
+        if num_blocks > width or not self._free_lanes:
+            grown = (
+                lanes if self._free_lanes else 2 * lanes,
+                max(width, 2 * num_blocks if num_blocks > width else width),
+            )
+            table_XB = np.zeros(grown, dtype=np.int32)
+            table_XB[:lanes, :width] = self._table_XB
+            self._table_XB = table_XB
+            self._free_lanes.extend(range(grown[0] - 1, lanes - 1, -1))
+        return self._free_lanes.pop()
+
+
+def bell(blocks: Sequence[int]) -> int:
+    """The number that prefill's notification carries: the first block, which is nobody else's until the notification has come."""
+    return blocks[0]
