@@ -327,6 +327,8 @@ class Status:
     missing: tuple[str, ...]
     lost: str
     """``role-rank: reason`` of the role whose death ended the epoch; empty while all is well."""
+    tensors_loaded: int
+    tensors_total: int
 
 
 @dataclass(frozen=True, slots=True)

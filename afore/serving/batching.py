@@ -110,6 +110,11 @@ class Batcher:
         """Requests without a seat yet."""
         return len(self._waiting)
 
+    def waiting_for(self, microbatch: int, step: int) -> tuple[int, ...]:
+        """Attention workers whose report of that step is still out; none when the step is over."""
+        flight = self._microbatches[microbatch].flight
+        return tuple(sorted(flight.waiting_for)) if flight is not None and flight.step == step else ()
+
     def drain(self) -> list[tuple[Destination, control.Message]]:
         """Messages to send, oldest first."""
         out, self._out = self._out, []

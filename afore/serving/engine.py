@@ -1,0 +1,172 @@
+"""The request engine: validates requests at the door, drives the batcher, watches that steps come to an end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from afore.core import control
+from afore.core.config import RunConfig
+from afore.core.errors import PromptTooLong, RequestError, RoleLost
+from afore.core.topology import ATTENTION, PREFILL, SCHEDULER, member_name
+from afore.serving.batching import CLIENT, Batcher
+from afore.serving.hub import Hub
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a request may ask for; from the model and the configuration."""
+
+    vocab_size: int
+    max_model_len: int
+    """Longest prompt plus output, in tokens."""
+    kv_tokens: int
+    """Tokens that one attention worker's KV cache holds."""
+    eos_ids: frozenset[int]
+
+
+class Engine:
+    """Between the hub and the batcher."""
+
+    def __init__(self, hub: Hub, config: RunConfig, limits: Limits) -> None:
+        self._hub = hub
+        self._config = config
+        self._limits = limits
+        self._batcher = Batcher(
+            config.topology, max_tokens_per_worker=config.max_tokens_per_worker, eos_ids=limits.eos_ids
+        )
+        self._lost: RoleLost | None = None
+        self._step_timers: dict[tuple[int, int], asyncio.TimerHandle] = {}
+        hub.on_member = self.from_member
+        hub.on_client = self.from_client
+        hub.on_client_gone = self.client_gone
+        hub.on_lost = self.lost
+
+    @property
+    def live_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._batcher.live)
+
+    def from_client(self, client: int, message: control.Message) -> None:
+        """A request, or the end of the interest in one. A request that cannot be served is refused at once, typed."""
+        if isinstance(message, control.Submit):
+            try:
+                self._check(message)
+                self._batcher.submit(client, message)
+            except (RequestError, RoleLost) as error:
+                self._fail(client, message.request, error)
+        elif isinstance(message, control.Cancel):
+            self._batcher.cancel(client, message.request)
+        self._send()
+
+    def client_gone(self, client: int) -> None:
+        """Its requests end."""
+        self._batcher.cancel_client(client)
+        self._send()
+
+    def from_member(self, role: str, rank: int, message: control.Message) -> None:
+        """What roles report."""
+        if isinstance(message, control.StepDone) and role == ATTENTION:
+            self._batcher.step_done(rank, message)
+        elif isinstance(message, control.Reserved) and role == ATTENTION:
+            self._batcher.reserved(rank, message)
+        elif isinstance(message, control.KvReady) and role == ATTENTION:
+            self._batcher.kv_ready(message)
+        elif isinstance(message, control.PrefillDone) and role == PREFILL:
+            self._batcher.prefill_done(message)
+        elif isinstance(message, control.StepAborted) and role == SCHEDULER:
+            log.warning(
+                "step %d of microbatch %d was aborted at layer %d", message.step, message.microbatch, message.layer
+            )
+            self._batcher.step_aborted(message)
+        else:
+            log.warning("%s sent %s, which is not its to send", member_name(role, rank), type(message).__name__)
+        self._send()
+
+    def lost(self, name: str, reason: str) -> None:
+        """A role is gone: every request ends with an error that names it, and so does every later one."""
+        if self._lost is None:
+            self._lost = RoleLost(name, reason)
+        for timer in self._step_timers.values():
+            timer.cancel()
+        self._step_timers.clear()
+        for request in self._batcher.live:
+            self._fail(request.client, request.name, self._lost)
+            self._batcher.cancel(request.client, request.name)
+        self._batcher.drain()
+
+    def _check(self, submit: control.Submit) -> None:
+        limits = self._limits
+        if self._lost is not None:
+            raise self._lost
+        if not submit.prompt:
+            raise RequestError(submit.request, "the prompt is empty", "send at least one token")
+        bad = next((token for token in submit.prompt if not 0 <= token < limits.vocab_size), None)
+        if bad is not None:
+            raise RequestError(submit.request, f"token {bad} is not in the vocabulary of {limits.vocab_size}")
+        if submit.max_new_tokens < 1:
+            raise RequestError(submit.request, f"max_new_tokens is {submit.max_new_tokens}", "ask for at least 1")
+        sampling = submit.sampling
+        if not 0 <= sampling.temperature < float("inf"):
+            raise RequestError(submit.request, f"temperature is {sampling.temperature}", "give 0 or more")
+        if not 0 < sampling.top_p <= 1:
+            raise RequestError(submit.request, f"top_p is {sampling.top_p}", "give a number above 0, at most 1")
+        if sampling.top_k < 0:
+            raise RequestError(submit.request, f"top_k is {sampling.top_k}", "give 0 (off) or more")
+        total = len(submit.prompt) + submit.max_new_tokens
+        if total > limits.max_model_len:
+            raise PromptTooLong(
+                submit.request,
+                f"{len(submit.prompt)} prompt tokens and {submit.max_new_tokens} new ones exceed {limits.max_model_len}",
+                "shorten the prompt or ask for fewer tokens",
+            )
+        if total > limits.kv_tokens:
+            raise PromptTooLong(
+                submit.request,
+                f"{total} tokens do not fit the KV cache of {limits.kv_tokens}",
+                "raise batch.kv_blocks",
+            )
+        if self._batcher.num_waiting >= self._config.batch.max_waiting:
+            raise RequestError(
+                submit.request,
+                f"{self._batcher.num_waiting} requests wait already",
+                "come back later, or raise batch.max_waiting",
+            )
+
+    def _fail(self, client: int, name: str, error: RequestError | RoleLost) -> None:
+        if isinstance(error, RoleLost):
+            failed = control.Failed(name, "RoleLost", f"{error.role}: {error.reason}", error.hint)
+        else:
+            failed = control.Failed(name, type(error).__name__, error.problem, error.remedy)
+        self._hub.to_client(client, failed)
+
+    def _send(self) -> None:
+        for (role, rank), message in self._batcher.drain():
+            if role == CLIENT:
+                self._hub.to_client(rank, message)
+                continue
+            if isinstance(message, control.Announce):
+                self._watch_step(message)
+            self._hub.to_member(role, rank, message)
+
+    def _watch_step(self, announced: control.Announce) -> None:
+        """One deadline a microbatch: the next announcement of it (or the end of its work) takes it off."""
+        for key in [key for key in self._step_timers if key[0] == announced.microbatch]:
+            self._step_timers.pop(key).cancel()
+        key = (announced.microbatch, announced.step)
+        self._step_timers[key] = asyncio.get_running_loop().call_later(
+            self._config.times.step_s, self._step_overdue, announced
+        )
+
+    def _step_overdue(self, announced: control.Announce) -> None:
+        self._step_timers.pop((announced.microbatch, announced.step), None)
+        late = self._batcher.waiting_for(announced.microbatch, announced.step)
+        if late:
+            names = ", ".join(member_name(ATTENTION, rank) for rank in late)
+            self.lost(
+                names,
+                f"step {announced.step} of microbatch {announced.microbatch} has no report after {self._config.times.step_s:g} s",
+            )
