@@ -1,0 +1,138 @@
+"""``AttentionModel`` by ``transformers``' own modules, called layer by layer: the reference for every family."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from afore.models.attention import F32, LayerKind, Routed, StepBatch, layer_kinds
+from afore.models.config import ModelSpec
+from afore.models.kv import KVStorage
+from afore.models.loading import LoadedModel
+from afore.models.paged import PagedCache, step_slots
+
+_CACHE_KEYWORDS = ("cache", "past_key_values", "past_key_value")
+"""What releases of transformers call the cache, newest first."""
+
+
+@dataclass(slots=True)
+class ModulesState:
+    """One step in flight: x is [T, 1, D] throughout."""
+
+    x: torch.Tensor
+    """The residual stream."""
+    rotary: Any
+    """Whatever the family's rotary module returns, passed on unopened."""
+    mask: torch.Tensor | None
+    cache: PagedCache
+    hidden: torch.Tensor | None = None
+    """What ``attend`` sent to the experts, for the shared ones; ``None`` outside a MoE layer."""
+
+
+class TransformersAttention:
+    """Runs a model loaded without its routed experts over a paged cache. Not thread-safe: one call at a time."""
+
+    def __init__(self, model: LoadedModel, storage: KVStorage) -> None:
+        assert storage.layout.num_layers == model.spec.num_layers, "a cache of another model"
+        assert storage.layout.parts == model.spec.kv_parts, "a cache of another model"
+        self._spec = model.spec
+        self._family = model.family
+        self._body = model.module.model
+        self._head = model.module.lm_head
+        self._dtype = model.module.lm_head.weight.dtype
+        self._storage = storage
+        self._kinds = layer_kinds(model.spec)
+        self._layers = [
+            _LayerModules(
+                input_norm=layer.get_submodule(model.family.input_norm),
+                attention=layer.get_submodule(model.family.attention),
+                post_norm=layer.get_submodule(model.family.post_norm),
+                mlp=layer.get_submodule(model.family.mlp),
+                gate=None if kind.moe_ordinal is None else layer.get_submodule(model.family.gate),
+            )
+            for layer, kind in zip(self._body.layers, self._kinds, strict=True)
+        ]
+        self._cache_keyword = cache_keyword(self._layers[0].attention)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def layers(self) -> tuple[LayerKind, ...]:
+        return self._kinds
+
+    @torch.inference_mode()
+    def begin(self, batch: StepBatch) -> ModulesState:
+        slots = step_slots(self._storage.layout.block_tokens, batch.block_tables_TB, batch.positions_T)
+        x = self._body.embed_tokens(torch.from_numpy(batch.token_ids_T)[:, None])
+        rotary = self._body.rotary_emb(x, torch.from_numpy(batch.positions_T)[:, None])
+        return ModulesState(x=x, rotary=rotary, mask=slots.mask, cache=PagedCache(self._storage, slots))
+
+    @torch.inference_mode()
+    def dense(self, state: ModulesState, layer_index: int) -> None:
+        layer = self._layers[layer_index]
+        assert layer.gate is None, f"layer {layer_index} is sparse"
+        hidden = self._attention_block(state, layer)
+        state.x = state.x + layer.mlp(hidden)
+
+    @torch.inference_mode()
+    def attend(self, state: ModulesState, moe_ordinal: int) -> Routed:
+        assert state.hidden is None, "combine the previous layer first"
+        layer = self._layers[self._spec.moe_layers[moe_ordinal]]
+        hidden = self._attention_block(state, layer)
+        _, weights_TK, ids_TK = layer.gate(hidden.view(-1, self._spec.hidden_size))
+        state.hidden = hidden
+        return Routed(
+            hidden_TD=hidden.view(-1, self._spec.hidden_size).to(torch.float32).contiguous().numpy(),
+            ids_TK=ids_TK.to(torch.int32).contiguous().numpy(),
+            weights_TK=weights_TK.to(torch.float32).contiguous().numpy(),
+        )
+
+    @torch.inference_mode()
+    def combine(self, state: ModulesState, moe_ordinal: int, expert_out_TD: F32) -> None:
+        assert state.hidden is not None, "attend this layer first"
+        layer = self._layers[self._spec.moe_layers[moe_ordinal]]
+        out = torch.from_numpy(expert_out_TD).to(self._dtype).view(state.x.shape)
+        shared = self._family.shared(layer.mlp, state.hidden)
+        # The order of the two sums is the module's own: another one would differ in the last bit.
+        state.x = state.x + (out if shared is None else out + shared)
+        state.hidden = None
+
+    @torch.inference_mode()
+    def logits(self, state: ModulesState) -> F32:
+        rows_TV = self._head(self._body.norm(state.x))[:, 0]
+        logits_TV: F32 = rows_TV.to(torch.float32).contiguous().numpy()
+        return logits_TV
+
+    def _attention_block(self, state: ModulesState, layer: _LayerModules) -> torch.Tensor:
+        """Attention and its residual; returns the rows after the post-attention norm."""
+        attended, *_ = layer.attention(
+            hidden_states=layer.input_norm(state.x),
+            position_embeddings=state.rotary,
+            attention_mask=state.mask,
+            **{self._cache_keyword: state.cache},
+        )
+        state.x = state.x + attended
+        hidden: torch.Tensor = layer.post_norm(state.x)
+        return hidden
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerModules:
+    input_norm: Any
+    attention: Any
+    post_norm: Any
+    mlp: Any
+    gate: Any
+
+
+def cache_keyword(attention: Any) -> str:
+    """How this release's attention modules call the cache."""
+    parameters = inspect.signature(attention.forward).parameters
+    for keyword in _CACHE_KEYWORDS:
+        if keyword in parameters:
+            return keyword
+    raise AssertionError(f"{type(attention).__name__}.forward takes no cache: {list(parameters)}")
