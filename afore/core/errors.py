@@ -100,6 +100,20 @@ class SlotError(AforeError):
     """A slot was used in a way that could read weights while they are written. Always a defect of AFORE."""
 
 
+class DeviceError(AforeError):
+    """Work on a device failed: ``work`` (span and target) raised the error that is this one's cause. What follows it is dropped."""
+
+    def __init__(self, device: str, work: str, problem: str) -> None:
+        self.device = device
+        self.work = work
+        self.problem = problem
+        super().__init__(f"device {device}: {work}: {problem}")
+
+
+class DeviceClosed(DeviceError):
+    """The device was closed before the work was reached."""
+
+
 class RequestError(AforeError):
     """A request ended without its tokens: ``request_id`` and why."""
 

@@ -93,7 +93,10 @@ class Stream(Protocol):
 
 @dataclass(slots=True)
 class Pairs:
-    """A worker's pairs of a target, grouped by store row (S rows). Preallocated; the first ``count`` are valid."""
+    """A worker's pairs of a target, grouped by store row (S rows), in gathered order within a row.
+
+    Preallocated once by ``Pairs.empty`` and filled for every target; the first ``count`` are valid.
+    """
 
     token_P: I32
     """Row of hidden_TD of each pair."""
@@ -101,7 +104,19 @@ class Pairs:
     """Which of the token's K choices the pair is (its routing weight is weights_TK[token, k])."""
     start_S1: I32
     """[S+1] pairs of store row s are start_S1[s] … start_S1[s+1]-1."""
+    expert_S: I32
+    """[S] expert that each store row serves in this target, -1 for rows without pairs: what a tagged store compares with."""
     count: int = 0
+
+    @classmethod
+    def empty(cls, capacity: int, num_rows: int) -> Pairs:
+        """Room for ``capacity`` pairs (the most tokens of a target times K) over ``num_rows`` store rows."""
+        return cls(
+            token_P=np.zeros(capacity, dtype=np.int32),
+            k_P=np.zeros(capacity, dtype=np.int32),
+            start_S1=np.zeros(num_rows + 1, dtype=np.int32),
+            expert_S=np.full(num_rows, -1, dtype=np.int32),
+        )
 
 
 class Kernels(Protocol):
@@ -117,7 +132,12 @@ class Kernels(Protocol):
         first_redundant: int,
         out: Pairs,
     ) -> None:
-        """Exact share of this worker (paper eq. 11) in gathered order (attention rank, row, k); shares_X4: expert, worker, slot, count."""
+        """Exact share of this worker (paper eq. 11) in gathered order (attention rank, row, k).
+
+        ``shares_X4``: expert, worker, slot, count, by expert then worker. ``primary_row_E``: row of each expert's primary here,
+        -1 elsewhere. Raises ``WireError`` naming the gathered row of an unknown expert id, ``PlanError`` for shares that break a
+        rule, ``ValueError`` when ``out`` is too small.
+        """
         ...
 
     def grouped_mlp(
