@@ -1,0 +1,54 @@
+# Two commands: `make run` and `make test`. Each sets itself up; Python >= 3.11 with venv is all they presume.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+# One OpenMP thread everywhere: a second one makes forked children hang in their first parallel region.
+export OMP_NUM_THREADS = 1
+
+.PHONY: run serve test lint types arrows wheel check doctor clean help
+
+run: $(READY)  ## install, then answer the 32 bundled prompts and print the table
+	$(BIN)/python -m afore.launch --demo
+
+serve: $(READY)  ## install, then start the default topology and stay up
+	$(BIN)/python -m afore.launch
+
+test: $(READY)  ## install, then run the test suite
+	$(BIN)/python -m pytest
+
+lint: $(READY)  ## style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)  ## mypy --strict
+	$(BIN)/mypy
+
+arrows: $(READY)  ## the import contract: arrows between folders run down only
+	$(BIN)/lint-imports
+
+wheel: $(READY)  ## build the wheel, install it in an empty environment, import it
+	rm -rf dist build
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > dist.log 2>&1 || (cat dist.log; exit 1)
+	rm -f dist.log
+	$(BIN)/python .ci/check_wheel.py dist
+
+check: lint types arrows test wheel  ## everything that CI runs
+
+doctor: $(READY)  ## what this machine has and lacks
+	$(BIN)/python -m afore.tools.doctor
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || (echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing pinned dependencies into $(VENV) (about 2 GB; torch is most of it) ..."
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt "setuptools>=77" wheel torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@touch $(READY)
+
+clean:  ## remove what the commands above made
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache *.egg-info
+
+help:
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/'
