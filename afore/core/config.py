@@ -1,6 +1,7 @@
 """What a run is made of: frozen dataclasses, which are also the command line, the config file and what roles are sent.
 
-Checks of single values stand here; checks that need the model stand where the model is read.
+Checks of single values stand here; checks that need the model stand where the model is read. No slots: jsonargparse reads
+defaults through ``vars``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def _at_least(section: str, low: float, **values: float | None) -> None:
             raise ConfigError(f"{section}.{name}", f"{value!r} is below {low:g}", f"give {low:g} or more")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlannerOptions:
     """Knobs of Algorithm 1 (paper §5.2)."""
 
@@ -34,7 +35,7 @@ class PlannerOptions:
         _at_least("planner", 0, copy_budget=self.copy_budget, compactness=self.compactness)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CostOptions:
     """What the planner believes before it has measured: seeds of the cost model."""
 
@@ -51,7 +52,7 @@ class CostOptions:
         _at_least("costs", 0, tile_us=self.tile_us, copy_us=self.copy_us, window_us=self.window_us)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchOptions:
     """How many requests run at once, and how much cache they have."""
 
@@ -78,7 +79,7 @@ class BatchOptions:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TimeOptions:
     """Deadlines. Each await on another process has one of these."""
 
@@ -111,7 +112,7 @@ class TimeOptions:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
     """The FFN workers' device."""
 
@@ -128,7 +129,7 @@ class DeviceOptions:
         _at_least("device", 0, emulate_copy_us=self.emulate_copy_us)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One run of a cluster. Every role gets the same one."""
 

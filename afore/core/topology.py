@@ -20,7 +20,7 @@ MAX_LAYERS = 1 << LAYER_BITS
 MAX_WORKERS = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Topology:
     """The shape of a cluster. Any A ≥ 1, N ≥ 1, M ≥ 1, R ≥ 0; N need not divide E, and may exceed it."""
 

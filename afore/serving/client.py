@@ -60,9 +60,10 @@ class Client:
 
     async def serving(self, *, timeout_us: float) -> None:
         """Returns once every role is linked. Raises ``RoleLost`` when one died on the way, ``DeadlineExceeded``."""
-        async with deadline(
-            timeout_us, peer=HUB, operation="waiting for the cluster to serve", hint="see the roles' logs"
-        ), self._changed:
+        async with (
+            deadline(timeout_us, peer=HUB, operation="waiting for the cluster to serve", hint="see the roles' logs"),
+            self._changed,
+        ):
             await self._changed.wait_for(lambda: self.status.serving or self.status.lost or self._gone)
         self._raise_if_lost()
 

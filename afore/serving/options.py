@@ -1,0 +1,165 @@
+"""The command line and files of the launcher: everything is read off the config dataclasses; command line over file over default.
+
+Unknown keys are refused by name, with the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+import jsonargparse
+
+from afore.core.config import RunConfig
+from afore.core.errors import ConfigError
+from afore.core.topology import ROLES
+
+EXAMPLE = """examples:
+  python -m afore.launch --demo                      answer the bundled prompts, print the table, end
+  python -m afore.launch --prompt "Question: What is 3 * 4? Answer:"
+  python -m afore.launch --topology.ffn 8 --policy static --demo --json out.json
+  python -m afore.launch                             start the default topology and stay up
+  python -m afore.launch --role ffn                  one role of the default local cluster, next free rank
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """What one invocation of the launcher does; everything about the run itself is ``RunConfig``."""
+
+    role: str | None = None
+    """One role or several, comma-separated (door, scheduler, ffn, attention, prefill); none supervises the whole topology."""
+    rank: int | None = None
+    """Rank of that role; none takes the next free one."""
+    cluster: str | None = None
+    """Name of the local cluster to join or start; none means "default" for a role, and a new private one otherwise."""
+    demo: bool = False
+    """Answer the bundled prompts (or --prompts), print the table, end."""
+    prompt: str | None = None
+    """Answer this one prompt and end."""
+    prompts: str | None = None
+    """JSONL file with prompts for --demo: objects with "prompt" and optionally "id", "domain", "max_new_tokens"."""
+    max_new_tokens: int = 48
+    """Tokens to generate where a prompt does not say."""
+    json: str | None = None
+    """Write the result of --demo or --prompt to this file; "-" means standard output."""
+    log: Literal["error", "warning", "info", "debug"] = "warning"
+    """How much the roles log to standard error."""
+
+    def __post_init__(self) -> None:
+        if self.role is not None:
+            for role in self.roles:
+                if role not in ROLES:
+                    near = difflib.get_close_matches(role, ROLES, n=1)
+                    hint = f"did you mean {near[0]}? " if near else ""
+                    raise ConfigError("role", f"{role!r} is not a role", f"{hint}roles: {', '.join(ROLES)}")
+            if self.demo or self.prompt is not None or self.prompts is not None:
+                raise ConfigError("role", "one role cannot run --demo, --prompt or --prompts", "leave out --role")
+        if self.rank is not None:
+            if self.role is None or len(self.roles) != 1:
+                raise ConfigError("rank", "only one single --role has a rank", "leave it out")
+            if self.rank < 0:
+                raise ConfigError("rank", f"{self.rank} is negative", "ranks count from 0")
+        if self.prompt is not None and (self.demo or self.prompts is not None):
+            raise ConfigError("prompt", "it excludes --demo and --prompts", "give one of them")
+        if self.prompt == "":
+            raise ConfigError("prompt", "it is empty", "write some text")
+        if self.max_new_tokens < 1:
+            raise ConfigError("max_new_tokens", f"{self.max_new_tokens} is below 1", "ask for at least 1")
+        if self.cluster is not None and not re.fullmatch(r"[A-Za-z0-9_]{1,24}", self.cluster):
+            raise ConfigError("cluster", f"{self.cluster!r} is not 1 to 24 letters, digits or _")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles of this process, in order; empty when it supervises."""
+        return tuple(part.strip() for part in self.role.split(",")) if self.role is not None else ()
+
+
+class _Parser(jsonargparse.ArgumentParser):
+    """Turns every refusal into ``ConfigError`` instead of a usage dump."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        cause = ex
+        while cause is not None:
+            if isinstance(cause, ConfigError):
+                raise cause
+            cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+        raise _explain(message, self.known_keys())
+
+    def known_keys(self) -> list[str]:
+        """Every key that the command line or a file may give."""
+        return [*_keys(LaunchOptions), *_keys(RunConfig)]
+
+
+def _keys(kind: Any, prefix: str = "") -> list[str]:
+    keys = []
+    for field in dataclasses.fields(kind):
+        name = prefix + field.name
+        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        if dataclasses.is_dataclass(default):
+            keys.extend(_keys(type(default), name + "."))
+        keys.append(name)
+    return keys
+
+
+def _explain(message: str, known: list[str]) -> ConfigError:
+    """One line out of jsonargparse's message: the key, what is wrong, the nearest known key."""
+    text = " ".join(message.split())
+    unknown = re.search(r"[Uu]nrecognized arguments: --([\w.\-]+)", text)
+    in_group = re.search(r"Group '([\w.]+)' does not accept option '([\w.\-]+)'", text)
+    at_root = re.search(r"(?:[Kk]ey|Option|option) ['\"]([\w.\-]+)['\"](?: is not| not)", text)
+    if unknown is not None or in_group is not None or at_root is not None:
+        found = unknown or in_group or at_root
+        assert found is not None
+        key = ".".join(found.groups())
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or difflib.get_close_matches(
+            key.split(".")[-1], known, n=1, cutoff=0.5
+        )
+        return ConfigError(key, "no such option", f"did you mean {near[0]}?" if near else "see --help")
+    named = re.search(r"(?:[Aa]rgument|key) [\"'`]?-?-?([\w.]+)[\"'`]?:? ?", text)
+    if named is not None and text.startswith("Parser key"):
+        text = text[named.end() :]
+    return ConfigError(named.group(1) if named else "command line", text, "see --help")
+
+
+def _underscored(argument: str) -> str:
+    """``--max-new-tokens=8`` is the same option as ``--max_new_tokens=8``."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument[2:].partition("=")
+    return "--" + name.replace("-", "_") + equals + value
+
+
+def build_parser() -> _Parser:
+    """The launcher's parser."""
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = _Parser(
+        prog="python -m afore.launch",
+        description="Start an AFORE cluster on this machine, or one role of it.",
+        epilog=EXAMPLE,
+        formatter_class=jsonargparse.DefaultHelpFormatter,
+    )
+    parser.add_argument("--config", action="config", help="YAML file with any of the options below")
+    parser.add_class_arguments(LaunchOptions, None, skip={"demo"})
+    parser.add_argument(
+        "--demo", action="store_true", help="answer the bundled prompts (or --prompts), print the table, end"
+    )
+    parser.add_class_arguments(RunConfig, None, sub_configs=True)
+    return parser
+
+
+def parse(argv: Sequence[str] | None = None) -> tuple[LaunchOptions, RunConfig]:
+    """Options and run configuration from the command line. Raises ``ConfigError`` naming the key."""
+    parser = build_parser()
+    values = parser.parse_args([_underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)])
+    values.pop("config", None)
+    parts = parser.instantiate_classes(values)
+    launch_names = {field.name for field in dataclasses.fields(LaunchOptions)}
+    given = {name: getattr(parts, name) for name in launch_names}
+    run = {field.name: getattr(parts, field.name) for field in dataclasses.fields(RunConfig)}
+    return LaunchOptions(**given), RunConfig(**run)
