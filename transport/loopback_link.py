@@ -1,0 +1,222 @@
+"""Regions and links of the loopback fabric: memory of one process, shared by reference, written inline or after a flight."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from afore.core.clock import Clock
+from afore.core.errors import LinkClosed, PeerLost, RegionRevoked
+from afore.transport.api import Buffer, Lane, Notification, RegionKey
+from afore.transport.buffers import flat, refuse_bounds, refuse_foreign, require_immediate, revoked
+from afore.transport.loopback_faults import Wire
+from afore.transport.queues import Inbox, Turnstile
+
+ALIGNMENT = 64
+"""Bytes to which a region's start is aligned, so that its views suit vector kernels as those of mapped memory do."""
+
+
+class LoopbackRegion:
+    """A ``Region`` of ordinary memory."""
+
+    def __init__(self, key: RegionKey, label: str, forget: Callable[[LoopbackRegion], None]) -> None:
+        self._key = key
+        self._label = label
+        self._forget = forget
+        self._view = _aligned(key.nbytes)
+        self.inbox = Inbox(key.address, label)
+        self.open = True
+
+    @property
+    def key(self) -> RegionKey:
+        return self._key
+
+    @property
+    def nbytes(self) -> int:
+        return self._key.nbytes
+
+    @property
+    def buffer(self) -> memoryview:
+        if not self.open:
+            raise RegionRevoked(self._key.address, f"region {self._label!r} is closed", "register a new one")
+        return self._view
+
+    async def notified(self, *, timeout_us: float | None) -> list[Notification]:
+        return await self.inbox.take(timeout_us)
+
+    def close(self) -> None:
+        self.revoke("was closed")
+
+    def revoke(self, reason: str) -> None:
+        """Ends the region; views that readers hold stay valid, as mapped pages do."""
+        if self.open:
+            self.open = False
+            self._forget(self)
+            self.inbox.revoke(self._label, self._key.address, reason)
+
+    def view(self, writable: bool) -> memoryview:
+        return self._view[:] if writable else self._view.toreadonly()
+
+
+class LoopbackMapping:
+    """A ``MappedRegion``: a view of the owner's memory."""
+
+    def __init__(self, view: memoryview, address: str, forget: Callable[[LoopbackMapping], None]) -> None:
+        self._view: memoryview | None = view
+        self._address = address
+        self._forget = forget
+
+    @property
+    def buffer(self) -> memoryview:
+        if self._view is None:
+            raise RegionRevoked(self._address, "this mapping is closed", "map the region again")
+        return self._view
+
+    def close(self) -> None:
+        self._view = None
+        self._forget(self)
+
+
+class Target(Protocol):
+    """The endpoint at a link's other end."""
+
+    @property
+    def address(self) -> str: ...
+
+    def region_of(self, key: RegionKey) -> LoopbackRegion:
+        """The live region of ``key``. Raises ``RegionRevoked`` or ``AccessRefused``."""
+        ...
+
+
+class LoopbackLink:
+    """A ``Link``. With a wire each write flies: its bytes are taken at once, and land with their notification later, in order."""
+
+    def __init__(
+        self,
+        source: str,
+        target: Target,
+        lane: Lane,
+        *,
+        clock: Clock,
+        wire: Wire | None,
+        credits: int,
+        forget: Callable[[LoopbackLink], None],
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._lane = lane
+        self._clock = clock
+        self._wire = wire
+        self._credits = credits
+        self._forget = forget
+        self._turnstile = Turnstile()
+        self._flights: deque[tuple[LoopbackRegion, int, Buffer, int | None]] = deque()
+        self._closed = False
+        self._lost = ""
+
+    @property
+    def peer(self) -> str:
+        return self._target.address
+
+    @property
+    def lane(self) -> Lane:
+        return self._lane
+
+    async def write(
+        self, remote: RegionKey, offset: int, data: Buffer, *, notify: int | None = None, timeout_us: float
+    ) -> None:
+        self._require_usable()
+        if remote.fabric != "loopback" or remote.address != self.peer:
+            raise refuse_foreign(remote, self.peer, "is not this peer's")
+        region = self._target.region_of(remote)
+        payload = flat(data, self.peer)
+        if not 0 <= offset <= remote.nbytes - len(payload):
+            raise refuse_bounds(remote, offset, len(payload))
+        if notify is not None:
+            require_immediate(notify, self.peer)
+        if self._turnstile or (notify is not None and not self._credits):
+            await self._turnstile.enter(
+                (lambda: self._has_room(1)) if notify is not None else (lambda: self._has_room(0)),
+                timeout_us,
+                peer=self.peer,
+                what=f"write to region {remote.region} on lane {self._lane.name.lower()}: no credit for a notification",
+                hint="its owner does not take its notifications",
+            )
+            if not region.open:
+                raise revoked(remote)
+        if notify is not None:
+            self._credits -= 1
+        if self._wire is None:
+            self._land(region, offset, payload, notify)
+        else:
+            self._send(self._wire, region, offset, bytes(payload), notify)
+
+    def _send(self, wire: Wire, region: LoopbackRegion, offset: int, payload: bytes, notify: int | None) -> None:
+        now_ns = self._clock.now_ns()
+        flight = wire.fly(now_ns, len(payload))
+        loop = asyncio.get_running_loop()
+        if flight.first_ns is not None:
+            parts = [(offset, payload[: flight.split]), (offset + flight.split, payload[flight.split :])]
+            first_offset, first = parts.pop(1 if flight.tail_first else 0)
+            offset, payload = parts[0]
+            self._flights.append((region, first_offset, first, None))
+            loop.call_later((flight.first_ns - now_ns) * 1e-9, self._land_next)
+        self._flights.append((region, offset, payload, notify))
+        loop.call_later((flight.lands_ns - now_ns) * 1e-9, self._land_next)
+
+    def _land_next(self) -> None:
+        # One timer for each flight, and each lands the oldest: in order, even where a loop mixes up timers of one instant.
+        if self._flights:
+            self._land(*self._flights.popleft())
+
+    def _land(self, region: LoopbackRegion, offset: int, payload: Buffer, notify: int | None) -> None:
+        if not region.open:
+            if notify is not None:
+                self.give_back(1)
+            return
+        if payload:
+            region.buffer[offset : offset + len(payload)] = payload
+        if notify is not None:
+            region.inbox.put(Notification(self._source, notify), self)
+            region.inbox.wake()
+
+    def give_back(self, count: int) -> None:
+        """The owner took ``count`` notifications."""
+        self._credits += count
+        if self._turnstile:
+            self._turnstile.poke()
+
+    async def close(self) -> None:
+        self.shut()
+
+    def shut(self) -> None:
+        """Closes without waiting; what flies still lands. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._forget(self)
+            self._turnstile.poke()
+
+    def lose(self, reason: str) -> None:
+        """The peer is gone: what still flies is lost with it."""
+        self._lost = self._lost or reason
+        self._flights.clear()
+        self._turnstile.poke()
+
+    def _has_room(self, needed: int) -> bool:
+        self._require_usable()
+        return self._credits >= needed
+
+    def _require_usable(self) -> None:
+        if self._closed:
+            raise LinkClosed(self.peer, "the link was closed on this side", "connect again")
+        if self._lost:
+            raise PeerLost(self.peer, self._lost, "wait for the next epoch and connect again")
+
+
+def _aligned(nbytes: int) -> memoryview:
+    storage = bytearray(nbytes + ALIGNMENT)
+    skip = -ctypes.addressof(ctypes.c_char.from_buffer(storage)) % ALIGNMENT
+    return memoryview(storage)[skip : skip + nbytes]

@@ -1,0 +1,166 @@
+"""Where coroutines of every fabric wait: for what arrives (``Arrivals``, ``Inbox``) and for room to send (``Turnstile``).
+
+Pure asyncio, no I/O: the same under uvloop and in virtual time. A wake-up that reaches a cancelled waiter is passed on, so nothing
+that arrived is lost; a waiter costs one future and one timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from afore.core.clock import deadline
+from afore.core.errors import DeadlineExceeded, RegionRevoked, TransportError
+from afore.transport.api import Notification
+
+T = TypeVar("T")
+Ending = Callable[[], TransportError]
+"""Makes the error that waiters get, anew for each."""
+
+
+class Creditor(Protocol):
+    """The sender of notifications: what is taken from an inbox is given back to it as credit."""
+
+    def give_back(self, count: int) -> None: ...
+
+
+class Arrivals(Generic[T]):
+    """A queue whose readers wait with a deadline. What has arrived can still be read after ``end``, then the error follows."""
+
+    __slots__ = ("_peer", "_waiters", "_what", "ending", "items")
+
+    def __init__(self, peer: str, what: str) -> None:
+        self.items: deque[T] = deque()
+        self.ending: Ending | None = None
+        self._peer = peer
+        self._what = what
+        self._waiters: deque[asyncio.Future[bool]] = deque()
+
+    def wake(self) -> None:
+        """Wakes one reader, if there is something for it. Call once a batch, after appending to ``items``."""
+        if self.items or self.ending is not None:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(True)
+                    return
+
+    def end(self, ending: Ending) -> None:
+        """Nothing more arrives: readers get ``ending()`` when ``items`` is empty. The first ending stands."""
+        if self.ending is None:
+            self.ending = ending
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(True)
+
+    async def ready(self, timeout_us: float | None) -> None:
+        """Returns once ``items`` is not empty, without suspending where it is not. Raises the ending or ``DeadlineExceeded``."""
+        if self.items:
+            return
+        loop = asyncio.get_running_loop()
+        ends_s = None if timeout_us is None else loop.time() + timeout_us * 1e-6
+        while not self.items:
+            if self.ending is not None:
+                raise self.ending()
+            waiter: asyncio.Future[bool] = loop.create_future()
+            timer = None if ends_s is None else loop.call_at(ends_s, _expire, waiter)
+            self._waiters.append(waiter)
+            unused = False
+            try:
+                woken = await waiter
+            except asyncio.CancelledError:
+                unused = waiter.done() and not waiter.cancelled()
+                raise
+            finally:
+                self._waiters.remove(waiter)
+                if timer is not None:
+                    timer.cancel()
+                if unused:
+                    self.wake()
+            if not woken and not self.items and self.ending is None:
+                raise DeadlineExceeded(self._peer, f"{self._what}: nothing came within {(timeout_us or 0) / 1e6:g} s")
+
+
+def _expire(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)
+
+
+class Inbox(Arrivals[Notification]):
+    """Notifications of one region, from their delivery until ``take``; what is taken becomes credit of its sender."""
+
+    __slots__ = ("_owed",)
+
+    def __init__(self, address: str, label: str) -> None:
+        super().__init__(address, f"notification of region {label!r}")
+        self._owed: dict[Creditor, int] = {}
+
+    def put(self, notification: Notification, sender: Creditor) -> None:
+        """Queues without waking; ``wake`` follows once for a batch."""
+        self.items.append(notification)
+        self._owed[sender] = self._owed.get(sender, 0) + 1
+
+    async def take(self, timeout_us: float | None) -> list[Notification]:
+        """Everything that is queued, at least one. Raises ``DeadlineExceeded`` or the ending."""
+        await self.ready(timeout_us)
+        taken = list(self.items)
+        self._settle()
+        return taken
+
+    def revoke(self, region: str, owner: str, reason: str) -> None:
+        """Ends the inbox at once: what is queued is dropped and its credit given back."""
+        self._settle()
+        self.end(lambda: RegionRevoked(owner, f"region {region!r} {reason}", "register a new one and send its key"))
+
+    def _settle(self) -> None:
+        owed, self._owed = self._owed, {}
+        self.items.clear()
+        for sender, count in owed.items():
+            sender.give_back(count)
+
+
+class _Place:
+    """One sender's place in line; ``future`` is what it sleeps on, if it does."""
+
+    __slots__ = ("future",)
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[None] | None = None
+
+
+class Turnstile:
+    """Senders in the order in which they came, each passing once there is room for it."""
+
+    __slots__ = ("_line",)
+
+    def __init__(self) -> None:
+        self._line: deque[_Place] = deque()
+
+    def __bool__(self) -> bool:
+        """Whether somebody waits; then a new sender has to line up too, or it would overtake."""
+        return bool(self._line)
+
+    def poke(self) -> None:
+        """There may be room, or an error to raise: lets the head of the line look again."""
+        if self._line:
+            future = self._line[0].future
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    async def enter(self, has_room: Callable[[], bool], timeout_us: float, *, peer: str, what: str, hint: str) -> None:
+        """Returns when this sender is first in line and ``has_room()``; it must use the room before it suspends again.
+
+        Raises what ``has_room`` raises, and ``DeadlineExceeded``; either way the next in line goes on.
+        """
+        place = _Place()
+        self._line.append(place)
+        try:
+            async with deadline(timeout_us, peer=peer, operation=what, hint=hint):
+                # Nobody asks has_room before its turn: on some fabrics asking announces "I wait, wake me".
+                while self._line[0] is not place or not has_room():
+                    place.future = asyncio.get_running_loop().create_future()
+                    await place.future
+        finally:
+            self._line.remove(place)
+            self.poke()
