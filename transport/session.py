@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from afore.core.trace import Tracer
 from afore.transport.api import Channel, Fabric, Lane, Link, Region, RegionKey
 
 HUB = "hub"
+SPAN_BATCH_US = 50_000.0
+"""How often watched spans are sent."""
 M = TypeVar("M")
 
 
@@ -74,6 +77,9 @@ class HubSession:
         self.role = role
         self.rank = welcome.rank
         self.config = welcome.config
+        self.watch = control.Watch(plans=False, spans=False)
+        """What clients watch now: the scheduler sends plans, ``forward_spans`` sends spans."""
+        self.watch_changed = asyncio.Event()
         self._timeout_us = welcome.config.times.control_s * 1e6
         self._join_timeout_us = welcome.config.times.join_s * 1e6
 

@@ -1,0 +1,33 @@
+"""Everything a role process imports and compiles, done once in the zygote before it forks."""
+
+from __future__ import annotations
+
+import gc
+
+
+def preload() -> None:
+    """Imports the roles, loads compiled kernels, and freezes the heap so that forks share it.
+
+    One torch thread is set before any torch operation: a parent that ever ran a parallel region makes its children hang in theirs.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+
+    from afore.core.config import RunConfig
+    from afore.models.bundle import bundled_model_path
+    from afore.models.checkpoint import Checkpoint
+    from afore.models.loading import load_dense_model
+    from afore.scheduler.planner import compile_planner
+    from afore.serving import process
+    from afore.workers.kernels import compile_kernels
+
+    del RunConfig, process
+    compile_planner()
+    compile_kernels()
+    # transformers resolves modules lazily: building a small model once pulls in what every role needs.
+    with Checkpoint(bundled_model_path()) as checkpoint:
+        load_dense_model(checkpoint, torch.float32)
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,113 @@
+"""One role process: its fabric endpoint, its event loop, its roles, its end.
+
+The same ``run_role`` serves a role in a process of its own and in a process with others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from afore.core.clock import WallClock
+from afore.core.config import RunConfig
+from afore.core.errors import AforeError
+from afore.core.wire import Codec
+from afore.serving.roles import RealWorld, run_role
+from afore.transport.shm import ShmFabric
+
+log = logging.getLogger(__name__)
+
+HUB_ADDRESS = "hub"
+EXIT_FAILED = 1
+_CODEC = Codec((RunConfig,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """What a process must know to become its roles."""
+
+    name: str
+    """``ffn-2``, or several joined by ``+``."""
+    roles: tuple[tuple[str, int], ...]
+    """(role, rank); rank -1 takes the next free one."""
+    run_directory: str
+    """Where the cluster's endpoints and secret are."""
+    log_level: str
+    config: RunConfig
+    """Only the door's is used; everybody else is sent it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the zygote."""
+        return {**dataclasses.asdict(self), "config": _CODEC.to_wire(self.config)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ProcessSpec:
+        """The inverse of ``to_json``."""
+        config = _CODEC.from_wire(data["config"])
+        assert isinstance(config, RunConfig)
+        return cls(**{**data, "roles": tuple((role, rank) for role, rank in data["roles"]), "config": config})
+
+
+def run_process(spec: ProcessSpec, *, lifeline: int | None) -> int:
+    """Runs the roles until they end. Returns the exit status: 0 after an orderly stop, 1 after an error (logged).
+
+    ``lifeline`` is a descriptor whose end of file means that the supervisor is gone.
+    """
+    logging.basicConfig(
+        level=spec.log_level.upper(), format=f"%(asctime)s {spec.name} %(levelname)s %(message)s", force=True
+    )
+    try:
+        uvloop.run(_run(spec, lifeline))
+    except asyncio.CancelledError:
+        return 0
+    except AforeError as error:
+        log.error("%s: %s", type(error).__name__, error)
+        return EXIT_FAILED
+    except Exception:
+        log.exception("ended by a defect")
+        return EXIT_FAILED
+    return 0
+
+
+async def _run(spec: ProcessSpec, lifeline: int | None) -> None:
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, task.cancel)
+    if lifeline is not None:
+        loop.add_reader(lifeline, _lifeline_ended(loop, lifeline, task.cancel))
+    clock = WallClock()
+    async with asyncio.TaskGroup() as group:
+        for role, rank in spec.roles:
+            endpoint = f"{role}-{os.getpid()}" if len(spec.roles) == 1 else f"{role}-{os.getpid()}x"
+            fabric = ShmFabric.open(Path(spec.run_directory), endpoint)
+            group.create_task(
+                run_role(
+                    role,
+                    rank,
+                    fabric=fabric,
+                    hub_address=HUB_ADDRESS,
+                    clock=clock,
+                    config=spec.config,
+                    world=RealWorld(),
+                ),
+                name=role,
+            )
+
+
+def _lifeline_ended(loop: asyncio.AbstractEventLoop, lifeline: int, stop: Callable[[], object]) -> Callable[[], None]:
+    def ended() -> None:
+        loop.remove_reader(lifeline)
+        stop()
+
+    return ended

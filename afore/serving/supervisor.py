@@ -1,0 +1,147 @@
+"""Starts a topology's processes through the zygote, notices the first that ends, and sees all of them out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from afore.core.clock import deadline
+from afore.core.errors import HostError
+from afore.serving.process import ProcessSpec
+
+ZYGOTE = "zygote"
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A process that ended."""
+
+    name: str
+    status: int
+
+    def describe(self) -> str:
+        """``ffn-2 was killed by SIGKILL``."""
+        if self.status < 0:
+            return f"{self.name} was killed by {signal.Signals(-self.status).name}"
+        return f"{self.name} ended with status {self.status}"
+
+
+class Supervisor:
+    """The processes of one cluster. Use as ``async with Supervisor() as supervisor``: nothing is left behind on exit."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reports: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self._expected: set[str] = set()
+        self._exits: list[Exit] = []
+        self._changed = asyncio.Condition()
+        self.pids: dict[str, int] = {}
+        """Process id of each role process, by name."""
+
+    async def __aenter__(self) -> Supervisor:
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "afore.serving.zygote",
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                env=environment,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._reports = asyncio.create_task(self._read(reader), name="zygote reports")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop(grace_s=0.0)
+
+    async def start(self, specs: Sequence[ProcessSpec], *, timeout_s: float) -> None:
+        """Forks one process for each spec. Raises ``HostError`` when the fork server does not come up."""
+        assert self._writer is not None
+        async with deadline(timeout_s * 1e6, peer=ZYGOTE, operation="importing", hint="the machine is very busy"):
+            ready = asyncio.create_task(self._ready.wait())
+            reports = self._reports
+            assert reports is not None
+            await asyncio.wait({ready, reports}, return_when=asyncio.FIRST_COMPLETED)
+            ready.cancel()
+        if not self._ready.is_set():
+            raise HostError("fork server", "it ended before it was ready", "its message stands above")
+        for spec in specs:
+            self._expected.add(spec.name)
+            self._writer.write(json.dumps({"fork": spec.to_json()}).encode() + b"\n")
+        await self._writer.drain()
+
+    async def first_exit(self) -> Exit:
+        """Returns when a process has ended (or the fork server with all of them)."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._exits)
+        return self._exits[0]
+
+    async def all_exited(self) -> None:
+        """Returns when every process has ended."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._expected)
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Waits ``grace_s`` for the processes to end by themselves, then ends them; idempotent.
+
+        The zygote's own session makes one signal reach everything that is left.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if grace_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self.all_exited()
+        assert self._writer is not None
+        assert self._reports is not None
+        self._writer.close()
+        if self._ready.is_set():
+            # The end of its socket: it sends SIGTERM to its children and waits for them.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0 if self._expected else 3.0):
+                    await process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        self._reports.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reports
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                report = json.loads(line)
+                if "ready" in report:
+                    self._ready.set()
+                elif "forked" in report:
+                    self.pids[report["forked"]] = report["pid"]
+                else:
+                    await self._ended(Exit(report["exited"], report["status"]))
+        for name in sorted(self._expected):
+            await self._ended(Exit(name, -signal.SIGKILL))
+
+    async def _ended(self, exit_: Exit) -> None:
+        self._expected.discard(exit_.name)
+        self._exits.append(exit_)
+        async with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,267 @@
+"""The scheduler role: demand in, plans out; the one place where the execution order is made.
+
+A life: read the model's numbers, register mailbox, ring and feedback, link to every FFN worker's bell, then serve:
+
+    control    the engine announces steps; clients ask for statistics
+    demand     a vector has come: is its target complete?
+    plan       the policy answers; the entry goes into the ring; every worker's bell rings
+    feedback   what targets cost goes into the cost model; a missing input aborts its target
+
+Planning is synchronous and takes microseconds; the only waits are for room in the ring, which ends with the slowest reader's lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from afore.core import control
+from afore.core.clock import Clock
+from afore.core.config import TimeOptions
+from afore.core.demand import DemandVector, demand_crc
+from afore.core.errors import PeerLost, PlanError
+from afore.core.plan import CopyStart, PlanEntry
+from afore.core.target import Target
+from afore.core.topology import FFN, member_name
+from afore.core.trace import Tracer
+from afore.scheduler.costs import CostModel
+from afore.scheduler.demand_book import Complete, DemandBook
+from afore.scheduler.policies.base import Action, Assign, Copies, Policy
+from afore.scheduler.publisher import Publisher
+from afore.scheduler.stats import SKIPPED_NO_GAIN, RunStats
+from afore.transport.feedback import FeedbackFlags, FeedbackReader, FeedbackRecord
+from afore.transport.ring import RingWriter
+
+DIGEST_EVERY = 256
+"""Planned targets whose statistics are worked out together, away from the hot path."""
+ROOM_POLL_US = 200.0
+"""How often a full ring is looked at again: it is full only when a reader stands still."""
+
+Ring = Callable[[int], Awaitable[None]]
+"""Rings every FFN worker's bell for a sequence."""
+Report = Callable[[control.Message], Awaitable[None]]
+"""Sends a message to the hub."""
+
+
+@dataclass(slots=True)
+class _Aborting:
+    entry: PlanEntry
+    passed: set[int] = field(default_factory=set)
+
+
+class Planning:
+    """Everything between a complete demand and a published entry, for one epoch."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        tracer: Tracer,
+        times: TimeOptions,
+        policy: Policy,
+        costs: CostModel,
+        book: DemandBook,
+        ring: RingWriter,
+        publisher: Publisher,
+        feedback: FeedbackReader,
+        stats: RunStats,
+        num_layers: int,
+        num_workers: int,
+        ring_bells: Ring,
+        report: Report,
+    ) -> None:
+        self._clock = clock
+        self._tracer = tracer
+        self._times = times
+        self._policy = policy
+        self._costs = costs
+        self._book = book
+        self._ring = ring
+        self._publisher = publisher
+        self._feedback = feedback
+        self._stats = stats
+        self._num_layers = num_layers
+        self._num_workers = num_workers
+        self._ring_bells = ring_bells
+        self._report = report
+        self._undigested: list[tuple[PlanEntry, DemandVector, str]] = []
+        self._in_flight: dict[int, PlanEntry] = {}
+        """Published targets by sequence, until every worker has reported on them."""
+        self._reported: dict[int, int] = {}
+        self._aborting: dict[int, _Aborting] = {}
+        self._waiting_for_assign: dict[Target, Complete] = {}
+        self._to_plan: deque[Complete] = deque()
+        self._planning = False
+        self.watched = False
+        """Whether somebody watches plans as they happen."""
+
+    # Events
+
+    async def announced(self, announce: control.Announce) -> None:
+        """The engine has begun a step."""
+        await self._plan_all(self._book.announce(announce.microbatch, announce.step, announce.tokens_A))
+
+    async def demand_arrived(self, microbatches: Sequence[int]) -> None:
+        """Vectors of these microbatches have come in."""
+        for microbatch in microbatches:
+            await self._plan_all(self._book.arrived(microbatch))
+
+    async def feedback_arrived(self) -> None:
+        """Workers have written records: costs, inputs, missing inputs, passed aborts."""
+        for record in self._feedback.take_all():
+            await self._take_record(record)
+
+    def statistics(self) -> str:
+        """The answer to a statistics request: JSON."""
+        self._digest()
+        counters = self._stats.counters
+        counters["refusals"] = self._publisher.refusals
+        return json.dumps({"policy": self._policy.name, **self._stats.to_json()})
+
+    # Planning
+
+    async def _plan_all(self, complete: Sequence[Complete]) -> None:
+        """Plans in the order of completion, one at a time: a wait for room must not let a later target overtake."""
+        self._to_plan.extend(complete)
+        if self._planning:
+            return
+        self._planning = True
+        try:
+            while self._to_plan:
+                await self._plan(self._to_plan.popleft())
+        finally:
+            self._planning = False
+
+    async def _plan(self, complete: Complete) -> None:
+        start_ns = self._clock.now_ns()
+        await self.feedback_arrived()
+        for layer in self._publisher.newly_refused():
+            self._policy.reset_layer(layer)
+        actions = self._policy.on_demand(complete.target, complete.demand_E, start_ns / 1e3)
+        planned_ns = self._clock.now_ns()
+        sequence = self._publisher.next_sequence
+        self._tracer.span("plan", complete.target, start_ns, planned_ns, sequence=sequence)
+        if not any(isinstance(action, Assign) for action in actions):
+            self._waiting_for_assign[complete.target] = complete
+        await self._act(actions, complete)
+        self._tracer.span("publish", complete.target, planned_ns, self._clock.now_ns(), sequence=sequence)
+        target = complete.target
+        if target.layer == self._num_layers - 1:
+            ended = self._policy.on_step_end(target.microbatch, target.step, self._clock.now_ns() / 1e3)
+            await self._act(ended, complete)
+
+    async def _act(self, actions: Sequence[Action], complete: Complete) -> None:
+        """Publishes what a policy answered: copies for the assigned target travel in its entry, others ahead of it."""
+        assign = next((action for action in actions if isinstance(action, Assign)), None)
+        own: list[tuple[int, int, int]] = []
+        start = CopyStart.NOW
+        for action in actions:
+            if not isinstance(action, Copies):
+                continue
+            if assign is not None and action.layer == assign.target.layer:
+                own.extend(action.copies)
+                start = CopyStart.ARRIVAL if action.start == "arrival" else CopyStart.NOW
+            elif action.copies:
+                await self._room()
+                entry = self._publisher.copies(complete.target, action.layer, action.copies)
+                await self._ring_bells(entry.sequence)
+        if assign is None:
+            return
+        await self._room()
+        entry, skipped = self._publish(assign, complete, own, start)
+        self._in_flight[entry.sequence] = entry
+        await self._ring_bells(entry.sequence)
+        self._undigested.append((entry, complete.demand_E, skipped))
+        if self.watched or len(self._undigested) >= DIGEST_EVERY:
+            for seen in self._digest():
+                if self.watched:
+                    await self._report(seen)
+
+    def _publish(
+        self, assign: Assign, complete: Complete, copies: list[tuple[int, int, int]], start: CopyStart
+    ) -> tuple[PlanEntry, str]:
+        crc = demand_crc(complete.demand_E)
+        try:
+            entry = self._publisher.plan(assign.target, complete.tokens_A, crc, assign.shares, copies, start)
+        except PlanError as error:
+            # A policy's mistake costs balance, never an answer: the target runs on primaries.
+            self._stats.counters["plan_errors"] += 1
+            self._policy.reset_layer(assign.target.layer)
+            return self._publisher.plan(assign.target, complete.tokens_A, crc, (), (), CopyStart.NOW), str(error)
+        return entry, assign.skipped or SKIPPED_NO_GAIN
+
+    async def _room(self) -> None:
+        """Returns once the ring has room. Raises ``PeerLost`` for a reader that stands still past its lease."""
+        while not self._publisher.room():
+            lease_ns = self._times.lease_s * 1e9
+            for lag in self._ring.lagging(self._clock.now_ns()):
+                if lag.lease_age_ns > lease_ns:
+                    raise PeerLost(
+                        member_name(FFN, lag.rank),
+                        f"has not read the plan ring for {lag.lease_age_ns / 1e9:.1f} s with {lag.behind} entries before it",
+                        "it owns primaries, so the epoch has ended; see that worker's log",
+                    )
+            await self._clock.sleep_us(ROOM_POLL_US)
+
+    def _digest(self) -> list[control.PlanSeen]:
+        undigested, self._undigested = self._undigested, []
+        return [self._stats.planned(entry, demand_E, skipped=skipped) for entry, demand_E, skipped in undigested]
+
+    # Feedback
+
+    async def _take_record(self, record: FeedbackRecord) -> None:
+        entry = self._in_flight.get(record.sequence)
+        if record.flags & FeedbackFlags.INPUTS:
+            complete = self._waiting_for_assign.pop(record.target, None)
+            if complete is not None:
+                await self._act(self._policy.on_inputs(record.target, self._clock.now_ns() / 1e3), complete)
+            return
+        if record.flags & FeedbackFlags.MISSING:
+            if entry is not None and record.sequence not in self._aborting:
+                await self._abort(entry)
+            return
+        if entry is None:
+            return
+        if record.flags & FeedbackFlags.PRIMARIES:
+            self._stats.counters["primaries_only"] += 1
+        self._stats.counters["replica_pairs"] += record.replica_pairs
+        self._stats.migration.add(record.sequence, record.copies, record.copy_us, record.window_us)
+        aborting = self._aborting.get(record.sequence)
+        if aborting is None:
+            self._costs.update(
+                entry.target.layer,
+                tile_us=record.tile_us if record.tiles else None,
+                copy_us=record.copy_us / record.copies if record.copies else None,
+                window_us=record.window_us if record.copies else None,
+            )
+        else:
+            aborting.passed.add(record.worker)
+        reported = self._reported.get(record.sequence, 0) + 1
+        if reported < self._num_workers:
+            self._reported[record.sequence] = reported
+            return
+        self._reported.pop(record.sequence, None)
+        del self._in_flight[record.sequence]
+        if aborting is not None:
+            del self._aborting[record.sequence]
+            target = entry.target
+            await self._report(control.StepAborted(target.microbatch, target.step, target.layer))
+
+    async def _abort(self, entry: PlanEntry) -> None:
+        self._aborting[entry.sequence] = _Aborting(entry)
+        self._stats.counters["aborts"] += 1
+        self._tracer.instant("abort", self._clock.now_ns(), entry.target, sequence=entry.sequence)
+        await self._room()
+        abort = self._publisher.abort(entry)
+        await self._ring_bells(abort.sequence)
+
+
+async def forever(work: Callable[[], Awaitable[None]]) -> None:
+    """Repeats ``work`` until it raises."""
+    while True:
+        await work()
+        # A burst of events that never suspends must not starve the other loops.
+        await asyncio.sleep(0)
