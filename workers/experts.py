@@ -1,0 +1,277 @@
+"""Expert weights of one FFN worker, in one buffer that its peers can map and copy from.
+
+Per MoE layer the buffer holds one contiguous pair over S rows (primaries in rising expert order, then redundant slots):
+``gate_up`` [S, 2I, D] (rows 0…I-1 gate, I…2I-1 up) and ``down`` [S, D, I], float32. Behind them lies a table of the primaries'
+checksums [L, primaries], written when they are loaded. Where everything lies follows from the shape alone, so a peer that
+knows primaries, R, L, D and I finds any expert in a mapped buffer. Primaries never move and are never written again.
+
+Whatever is coupled to an expert is part of ``ExpertRow`` and moves together.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from afore.core.errors import SlotError
+from afore.core.slots import EMPTY, PrimariesVector, StoreLayout
+from afore.transport.api import Buffer
+from afore.workers.device.base import F32
+
+ALIGNMENT = 64
+"""Of each array in the buffer, in bytes: a cache line, and more than any vector load wants."""
+_F32_BYTES = 4
+
+Reader = Callable[[int, int, F32, F32], None]
+"""(layer, expert, gate_up [2I, D] to fill, down [D, I] to fill): reads one expert from a checkpoint."""
+Progress = Callable[[int, int], None]
+"""(experts read, experts in all)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreShape:
+    """Sizes and offsets of one worker's store."""
+
+    num_layers: int
+    """L, MoE layers."""
+    num_primaries: int
+    """Primaries of a layer on this worker."""
+    num_redundant: int
+    """R, redundant slots of a layer."""
+    hidden_size: int
+    """D."""
+    expert_size: int
+    """I."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "num_primaries", "num_redundant"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it cannot be negative")
+        if self.hidden_size < 1 or self.expert_size < 1:
+            raise ValueError(f"an expert of {self.hidden_size} x {self.expert_size} has no weights")
+
+    @classmethod
+    def of(cls, layout: StoreLayout, *, num_layers: int, hidden_size: int, expert_size: int) -> StoreShape:
+        """The shape of the store with this layout."""
+        return cls(
+            num_layers=num_layers,
+            num_primaries=len(layout.primary_experts),
+            num_redundant=layout.num_redundant,
+            hidden_size=hidden_size,
+            expert_size=expert_size,
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """S."""
+        return self.num_primaries + self.num_redundant
+
+    @property
+    def expert_nbytes(self) -> int:
+        """Bytes of one expert: what a copy moves."""
+        return 3 * self.hidden_size * self.expert_size * _F32_BYTES
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer; never 0, so that a worker without experts registers a region like all others."""
+        return self.checksums_offset + max(ALIGNMENT, self.num_layers * self.num_primaries * 4)
+
+    @property
+    def checksums_offset(self) -> int:
+        """Where the table of checksums begins, uint32 [L, primaries]."""
+        return self.num_layers * self._layer_nbytes
+
+    def gate_up_offset(self, layer: int) -> int:
+        """Where ``gate_up`` of a layer begins."""
+        return layer * self._layer_nbytes
+
+    def down_offset(self, layer: int) -> int:
+        """Where ``down`` of a layer begins."""
+        return layer * self._layer_nbytes + self._gate_up_nbytes
+
+    @property
+    def _gate_up_nbytes(self) -> int:
+        return _aligned(self.num_rows * 2 * self.expert_size * self.hidden_size * _F32_BYTES)
+
+    @property
+    def _layer_nbytes(self) -> int:
+        return self._gate_up_nbytes + _aligned(self.num_rows * self.hidden_size * self.expert_size * _F32_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRow:
+    """Views of everything that belongs to one expert in one row of a store."""
+
+    gate_up_FD: F32
+    down_DI: F32
+
+    def copy_from(self, source: ExpertRow) -> None:
+        """Two memory copies; the GIL is released for large ones."""
+        np.copyto(self.gate_up_FD, source.gate_up_FD)
+        np.copyto(self.down_DI, source.down_DI)
+
+    def checksum(self) -> int:
+        """CRC-32 over all of it, never 0, so that an empty table entry is not a checksum."""
+        return zlib.crc32(self.down_DI.data, zlib.crc32(self.gate_up_FD.data)) or 1
+
+
+class _Weights:
+    """Typed views of a store's buffer, own or mapped."""
+
+    def __init__(self, buffer: Buffer, shape: StoreShape) -> None:
+        nbytes = memoryview(buffer).nbytes
+        if nbytes < shape.nbytes:
+            raise ValueError(f"an expert store of {shape.nbytes} bytes does not fit in a buffer of {nbytes}")
+        rows, hidden, expert = shape.num_rows, shape.hidden_size, shape.expert_size
+        self.gate_up: list[F32] = []
+        self.down: list[F32] = []
+        for layer in range(shape.num_layers):
+            self.gate_up.append(_view(buffer, shape.gate_up_offset(layer), (rows, 2 * expert, hidden), np.float32))
+            self.down.append(_view(buffer, shape.down_offset(layer), (rows, hidden, expert), np.float32))
+        table_shape = (shape.num_layers, shape.num_primaries)
+        self.checksums_LP: npt.NDArray[np.uint32] = _view(buffer, shape.checksums_offset, table_shape, np.uint32)
+
+    def row(self, layer: int, row: int) -> ExpertRow:
+        return ExpertRow(self.gate_up[layer][row], self.down[layer][row])
+
+
+class PeerStore:
+    """A peer's primaries, read-only, in its mapped buffer (or in one's own)."""
+
+    def __init__(self, buffer: Buffer, shape: StoreShape, layout: StoreLayout) -> None:
+        self.shape = shape
+        self.layout = layout
+        self._weights = _Weights(memoryview(buffer).toreadonly(), shape)
+
+    def primary(self, layer: int, expert: int) -> ExpertRow:
+        """Views of a primary. Raises ``SlotError`` when this worker does not own it."""
+        return self._weights.row(layer, primary_row(self.layout, expert))
+
+    def checksum(self, layer: int, expert: int) -> int:
+        """The checksum that the owner took when it loaded the primary; 0 before that."""
+        return int(self._weights.checksums_LP[layer, primary_row(self.layout, expert)])
+
+    def close(self) -> None:
+        """Drops the views, so that the mapping can be closed. Idempotent."""
+        self._weights = _Weights(bytes(ALIGNMENT), _NOTHING)
+
+
+class ExpertStore:
+    """This worker's experts in ``buffer`` (a region's memory, zero at first, at least ``shape.nbytes`` long)."""
+
+    def __init__(self, buffer: Buffer, shape: StoreShape, layout: StoreLayout, *, verify_copies: bool = False) -> None:
+        self.shape = shape
+        self.layout = layout
+        self._verify_copies = verify_copies
+        self._weights = _Weights(buffer, shape)
+        self._content = [[(EMPTY, EMPTY)] * shape.num_redundant for _ in range(shape.num_layers)]
+
+    @property
+    def gate_up(self) -> Sequence[F32]:
+        """Of each layer, [S, 2I, D]."""
+        return self._weights.gate_up
+
+    @property
+    def down(self) -> Sequence[F32]:
+        """Of each layer, [S, D, I]."""
+        return self._weights.down
+
+    def load(self, reader: Reader, progress: Progress | None = None) -> None:
+        """Fills all primaries and takes their checksums; redundant rows stay as they are."""
+        primaries = self.layout.primary_experts
+        total = self.shape.num_layers * len(primaries)
+        for layer in range(self.shape.num_layers):
+            for row, expert in enumerate(primaries):
+                weights = self._weights.row(layer, row)
+                reader(layer, expert, weights.gate_up_FD, weights.down_DI)
+                self._weights.checksums_LP[layer, row] = weights.checksum()
+                if progress is not None:
+                    progress(layer * len(primaries) + row + 1, total)
+
+    def checksum(self, layer: int, row: int) -> int:
+        """CRC-32 of a row as it is now. A row that is being written has no meaningful one."""
+        return self._weights.row(layer, row).checksum()
+
+    def verify(self, layer: int, row: int, expected: int) -> None:
+        """Raises ``SlotError`` when a row's bytes are not those that ``expected`` was taken of."""
+        found = self.checksum(layer, row)
+        if found != expected:
+            raise SlotError(
+                f"ffn-{self.layout.rank}: layer {layer} row {row} has checksum {found:#010x}, expected {expected:#010x}: "
+                "its expert was not copied whole, or its source was not loaded"
+            )
+
+    def verify_primaries(self) -> None:
+        """Raises ``SlotError`` when a primary's bytes are not those that were loaded."""
+        for layer in range(self.shape.num_layers):
+            for row in range(self.shape.num_primaries):
+                self.verify(layer, row, int(self._weights.checksums_LP[layer, row]))
+
+    def content(self, layer: int, slot: int) -> tuple[int, int]:
+        """(expert, generation) whose copy into a redundant slot was the last to finish; ``EMPTY`` before any."""
+        return self._content[layer][slot]
+
+    def copy_closure(
+        self, layer: int, expert: int, slot: int, source: PeerStore, generation: int = 0
+    ) -> tuple[int, Callable[[], None]]:
+        """(bytes, what copies them): fills redundant ``slot`` with ``expert`` from its primary in ``source``.
+
+        The closure raises ``SlotError`` where copies are verified and the bytes are not the owner's.
+        """
+        row = self.layout.redundant_row(slot)
+        source.primary(layer, expert)  # refuses now what would fail on a stream
+        return self.shape.expert_nbytes, partial(self._copy, layer, expert, slot, row, source, generation)
+
+    def _copy(self, layer: int, expert: int, slot: int, row: int, source: PeerStore, generation: int) -> None:
+        self._weights.row(layer, row).copy_from(source.primary(layer, expert))
+        if self._verify_copies:
+            self.verify(layer, row, source.checksum(layer, expert))
+        self._content[layer][slot] = (expert, generation)
+
+    def close(self) -> None:
+        """Drops all views, so that the region can be closed; kernels must not run any more. Idempotent."""
+        self._weights = _Weights(bytes(ALIGNMENT), _NOTHING)
+
+
+def store_shapes(
+    primaries_E: PrimariesVector,
+    num_redundant_N: Sequence[int],
+    *,
+    num_layers: int,
+    hidden_size: int,
+    expert_size: int,
+) -> list[tuple[StoreLayout, StoreShape]]:
+    """Layout and shape of every worker's store: what each can compute about all others. ``num_redundant_N``: R of each worker."""
+    stores = []
+    for rank, num_redundant in enumerate(num_redundant_N):
+        layout = StoreLayout(primaries_E, rank, int(num_redundant))
+        shape = StoreShape.of(layout, num_layers=num_layers, hidden_size=hidden_size, expert_size=expert_size)
+        stores.append((layout, shape))
+    return stores
+
+
+def primary_row(layout: StoreLayout, expert: int) -> int:
+    """Row of an expert's primary. Raises ``SlotError`` when that worker does not own it."""
+    row = int(layout.row_E[expert]) if 0 <= expert < layout.row_E.shape[0] else -1
+    if row < 0:
+        raise SlotError(f"ffn-{layout.rank} does not own expert {expert}: copies come from the fixed primary")
+    return row
+
+
+_NOTHING = StoreShape(num_layers=0, num_primaries=0, num_redundant=0, hidden_size=1, expert_size=1)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _view(buffer: Buffer, offset: int, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    count = math.prod(shape)
+    return np.frombuffer(buffer, dtype=dtype, count=count, offset=offset).reshape(shape)
