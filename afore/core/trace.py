@@ -287,15 +287,13 @@ def parse_line(line: bytes) -> Span | dict[str, Any]:
         raise ValueError("no JSON object")
     try:
         if "name" in fields:
-            return Span(
-                "span", fields["name"], _target(fields), fields["start_ns"], fields["end_ns"], fields.get("args", {})
-            )
+            return _span("span", fields["name"], fields, fields["start_ns"], fields["end_ns"], fields.get("args", {}))
         if "counter" in fields:
             at_ns = fields["at_ns"]
-            return Span("counter", fields["counter"], None, at_ns, at_ns, {"value": fields["value"]})
+            return _span("counter", fields["counter"], fields, at_ns, at_ns, {"value": fields["value"]})
         if "instant" in fields:
             at_ns = fields["at_ns"]
-            return Span("instant", fields["instant"], _target(fields), at_ns, at_ns, fields.get("args", {}))
+            return _span("instant", fields["instant"], fields, at_ns, at_ns, fields.get("args", {}))
     except KeyError as error:
         raise ValueError(f"a record lacks {error.args[0]!r}") from error
     if "dropped" in fields:
@@ -303,5 +301,10 @@ def parse_line(line: bytes) -> Span | dict[str, Any]:
     raise ValueError("neither a record nor a count")
 
 
-def _target(fields: dict[str, Any]) -> Target | None:
-    return Target(fields["layer"], fields["microbatch"], fields["step"]) if "layer" in fields else None
+def _span(kind: Kind, name: Any, fields: dict[str, Any], start_ns: Any, end_ns: Any, args: Any) -> Span:
+    target = (fields["layer"], fields["microbatch"], fields["step"]) if "layer" in fields else ()
+    if not (
+        isinstance(name, str) and isinstance(args, dict) and all(type(n) is int for n in (start_ns, end_ns, *target))
+    ):
+        raise ValueError("a field of a record has the wrong type")
+    return Span(kind, name, Target(*target) if target else None, start_ns, end_ns, args)

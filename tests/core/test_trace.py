@@ -236,6 +236,8 @@ def test_a_buffer_of_nothing_is_refused() -> None:
         (b"[]", "no JSON object"),
         (b'{"name":"wait","start_ns":1}', "a record lacks 'end_ns'"),
         (b'{"name":"wait","layer":1,"start_ns":1,"end_ns":1}', "a record lacks 'microbatch'"),
+        (b'{"name":"wait","start_ns":"1","end_ns":1}', "a field of a record has the wrong type"),
+        (b'{"instant":1,"at_ns":1}', "a field of a record has the wrong type"),
         (b'{"other":1}', "neither a record nor a count"),
     ],
 )

@@ -1,0 +1,147 @@
+"""``python -m afore.tools.trace``: span files of a run → one Perfetto file, or a table of what took how long."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from array import array
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from afore.core.errors import AforeError, HostError
+from afore.core.metrics import percentile
+from afore.core.trace import SPANS
+from afore.tools.trace_files import open_directory
+from afore.tools.trace_merge import merge
+
+EPILOG = """\
+example:
+  python -m afore.launch --demo --trace /tmp/spans
+  python -m afore.tools.trace merge /tmp/spans -o trace.json     then open trace.json at https://ui.perfetto.dev
+  python -m afore.tools.trace summary /tmp/spans
+
+exit status: 0 done, 2 the directory or the output cannot be used
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    options = _parser().parse_args(argv)
+    try:
+        if options.command == "merge":
+            return _merge(options.directory, options.output, options.json)
+        return _summary(options.directory, options.json)
+    except AforeError as error:
+        print(f"trace: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m afore.tools.trace",
+        description="Merges the span files of a run into one Perfetto (Chrome trace) file, or summarises them.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="merge|summary")
+    merging = commands.add_parser(
+        "merge",
+        help="write one Perfetto file, with Figure 7's lanes and arrows demand → plan → copy → first use",
+        epilog="example: python -m afore.tools.trace merge /tmp/spans -o trace.json",
+    )
+    merging.add_argument(
+        "-o", "--output", type=Path, default=Path("trace.json"), help="file to write (default: trace.json)"
+    )
+    summing = commands.add_parser(
+        "summary",
+        help="print count, p50, p99 and total of each span",
+        epilog="example: python -m afore.tools.trace summary /tmp/spans --json",
+    )
+    for command in (merging, summing):
+        command.add_argument("directory", type=Path, metavar="DIR", help="directory that was given to --trace")
+        command.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+    return parser
+
+
+def _merge(directory: Path, output: Path, as_json: bool) -> int:
+    files, problems = open_directory(directory)
+    partial = output.with_name(output.name + ".partial")
+    try:
+        with open(partial, "w", encoding="utf-8") as out:
+            summary = merge(files, out)
+        os.replace(partial, output)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise HostError(
+            str(output), f"cannot be written: {error.strerror}", "give -o a file in a directory with room"
+        ) from error
+    summary.problems[:0] = problems
+    if as_json:
+        print(json.dumps({"output": str(output), **dataclasses.asdict(summary)}))
+        return 0
+    _print_problems(summary.problems)
+    flows = summary.flows
+    print(
+        f"{output}: {summary.files} processes, {summary.spans:,} spans over {summary.duration_us / 1e6:.3f} s, arrows: "
+        f"{flows['demand']:,} demand → plan, {flows['copy']:,} plan → copy, {flows['use']:,} copy → first use"
+        + (f" ({summary.unused_copies:,} copies were never used)" if summary.unused_copies else "")
+    )
+    print("open it at https://ui.perfetto.dev")
+    return 0
+
+
+def _summary(directory: Path, as_json: bool) -> int:
+    files, problems = open_directory(directory)
+    lengths_ns: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
+    for file in files:
+        for _, span in file.records():
+            if span.kind == "span":
+                lengths_ns[span.name].append(span.end_ns - span.start_ns)
+        problems += file.problems()
+    rows = {name: _row(np.frombuffer(lengths_ns[name], np.int64)) for name in SPANS if name in lengths_ns}
+    if as_json:
+        print(json.dumps({"files": len(files), "spans": rows, "problems": problems}))
+        return 0
+    _print_problems(problems)
+    if not rows:
+        print(f"{directory}: {len(files)} processes, no spans")
+        return 0
+    table = Table("span", title=f"{directory}: {len(files)} processes")
+    for heading in ("count", "p50 µs", "p99 µs", "total ms"):
+        table.add_column(heading, justify="right")
+    for name, row in rows.items():
+        table.add_row(
+            name, f"{row['count']:,}", f"{row['p50_us']:,.1f}", f"{row['p99_us']:,.1f}", f"{row['total_ms']:,.2f}"
+        )
+    Console().print(table)
+    return 0
+
+
+def _row(lengths_ns: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
+    p50, p99 = percentile(lengths_ns, 50), percentile(lengths_ns, 99)
+    assert p50 is not None
+    assert p99 is not None
+    return {
+        "count": len(lengths_ns),
+        "p50_us": p50 / 1e3,
+        "p99_us": p99 / 1e3,
+        "total_ms": int(lengths_ns.sum()) / 1e6,
+    }
+
+
+def _print_problems(problems: list[str]) -> None:
+    for problem in problems:
+        print(f"trace: {problem}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
