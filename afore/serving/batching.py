@@ -264,14 +264,18 @@ class Batcher:
     def _take_token(self, request: Request, token: int) -> bool:
         """Records and sends a token; returns whether the request goes on."""
         request.produced.append(token)
-        self._out.append(((CLIENT, request.client), control.TokenOut(request.name, len(request.produced) - 1, token)))
+        finish = ""
         if token in self._eos_ids and not request.ignore_eos:
-            self._finish(request, "stop")
-            return False
-        if len(request.produced) >= request.max_new_tokens:
-            self._finish(request, "length")
-            return False
-        return True
+            finish = "stop"
+        elif len(request.produced) >= request.max_new_tokens:
+            finish = "length"
+        out = control.TokenOut(request.name, len(request.produced) - 1, token, finish)
+        self._out.append(((CLIENT, request.client), out))
+        if finish:
+            finished = control.Finished(request.name, finish, len(request.prompt), len(request.produced))
+            self._out.append(((CLIENT, request.client), finished))
+            self._end(request)
+        return not finish
 
     def _join_if_complete(self, request: Request) -> None:
         if not (request.kv_ready and request.prefill_done and request.state is State.PREFILLING):
@@ -304,11 +308,6 @@ class Batcher:
             if request.attention in attention_workers:
                 self._release(request, quarantine=False)
         flight.ending = [r for r in flight.ending if r.attention not in attention_workers]
-
-    def _finish(self, request: Request, reason: str) -> None:
-        finished = control.Finished(request.name, reason, len(request.prompt), len(request.produced))
-        self._out.append(((CLIENT, request.client), finished))
-        self._end(request)
 
     def _end(self, request: Request) -> None:
         """Ends a request and gives back what it holds, as soon as nobody can write into it any more."""

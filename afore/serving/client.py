@@ -65,7 +65,7 @@ class Client:
             self._changed,
         ):
             await self._changed.wait_for(lambda: self.status.serving or self.status.lost or self._gone)
-        self._raise_if_lost()
+        self.raise_if_lost()
 
     async def wait_change(self) -> control.Status:
         """The next status the hub sends."""
@@ -91,7 +91,7 @@ class Client:
         self._requests[name] = queue
         ended = False
         try:
-            self._raise_if_lost()
+            self.raise_if_lost()
             await self._send(control.Submit(name, prompt, max_new_tokens, ignore_eos, sampling or control.Sampling()))
             while True:
                 # The hub answers every request or ends; its end is put into the queue by the reader.
@@ -154,7 +154,7 @@ class Client:
         """Ends the cluster."""
         await self._send(control.Stop(reason))
 
-    def _raise_if_lost(self) -> None:
+    def raise_if_lost(self) -> None:
         if self.status.lost:
             role, _, reason = self.status.lost.partition(": ")
             raise RoleLost(role, reason)

@@ -1,0 +1,129 @@
+"""The command: ``python -m afore.launch``. Starts a whole topology on this machine, or one role of it.
+
+Exit status: 0 after an orderly end (Ctrl-C and SIGTERM included), 2 when the request could not be carried out as given (one line
+says why), 1 when something failed on the way (one line names it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from afore.core.config import RunConfig
+    from afore.serving.options import LaunchOptions
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from afore.core.errors import AforeError, CheckpointError, ConfigError, HostError
+
+    try:
+        return _run(argv)
+    except (ConfigError, CheckpointError, HostError) as error:
+        print(f"afore: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except AforeError as error:
+        print(f"afore: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return 0
+    except BrokenPipeError:
+        return EXIT_FAILED
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    from afore.serving.options import parse
+
+    options, config = parse(argv)
+    if options.role is not None:
+        from afore.serving.process import run_by_hand
+
+        return run_by_hand(
+            options.roles, options.rank, cluster=options.cluster or "default", config=config, log_level=options.log
+        )
+    return asyncio.run(_until_signalled(_supervise(options, config)))
+
+
+async def _until_signalled(work: Coroutine[Any, Any, int]) -> int:
+    """Runs ``work`` until it ends, or until Ctrl-C or SIGTERM cancels it: then its clean-up runs and the status is 0."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    signalled = False
+
+    def stop() -> None:
+        # Once: a second Ctrl-C must not break off the clean-up that the first one began.
+        nonlocal signalled
+        if not signalled:
+            signalled = True
+            task.cancel()
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, stop)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not signalled:
+            raise
+        return 0
+
+
+async def _supervise(options: LaunchOptions, config: RunConfig) -> int:
+    """Starts the topology, does what was asked, ends it."""
+    from rich.console import Console
+
+    from afore.cluster import Cluster
+    from afore.core.clock import WallClock
+    from afore.core.errors import ConfigError, RoleLost
+    from afore.models.bundle import Prompt
+    from afore.serving import demo
+    from afore.serving.start import describe_memory, running_processes
+
+    console = Console(stderr=options.json == "-", highlight=False)
+    clock = WallClock()
+    started_ns = clock.now_ns()
+    prompts: tuple[Prompt, ...] = ()
+    if options.prompt is not None:
+        prompts = (Prompt(id="prompt", domain="", prompt=options.prompt, max_new_tokens=options.max_new_tokens),)
+    elif options.demo or options.prompts is not None:
+        prompts = demo.read_prompts(options.prompts, options.max_new_tokens)
+    if options.json is not None and not prompts:
+        raise ConfigError("json", "there is no result to write", "add --demo, --prompts or --prompt")
+    if options.json not in (None, "-"):
+        demo.check_writable(options.json)
+    for line in describe_memory(config):
+        console.print(line)
+    with demo.loading(console) as on_status:
+        running = running_processes(config, clock, name=options.cluster, log_level=options.log, on_status=on_status)
+        async with Cluster.over(running, config, clock) as cluster:
+            on_status(None)
+            ready_s = (clock.now_ns() - started_ns) / 1e9
+            count = len(config.topology.members())
+            console.print(
+                f"ready after {ready_s:.1f} s: {count} processes, {config.topology.describe()}, policy {config.policy}"
+            )
+            if not prompts:
+                console.print("serving; Ctrl-C ends it")
+                lost = await cluster.lost()
+                raise RoleLost(*lost.split(": ", 1))
+            answers = await demo.answer_all(cluster, prompts, console)
+            result = demo.summarise(answers, await cluster.stats(), config.policy, config.topology.describe())
+    if options.prompt is not None and options.json != "-":
+        console.print(answers[0].text, markup=False, highlight=False, soft_wrap=True)
+    elif options.prompt is None:
+        demo.print_summary(result, console)
+    if options.json is not None:
+        demo.write_json(options.json, result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
