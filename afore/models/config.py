@@ -1,6 +1,7 @@
 """What a checkpoint's configuration says about the model, read from local files only.
 
-``ModelSpec`` is what every role needs to know: plain values, no ``transformers`` object.
+``ModelSpec`` is what every role needs to know: plain values, no ``transformers`` object. Importing it costs nothing:
+``transformers`` (seconds) is imported only where a configuration is read, so that virtual time never pays for it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
-from transformers import AutoConfig
 
 from afore.core.errors import CheckpointError
 from afore.models.families import FAMILIES, Family, HeadsAndDim
@@ -67,6 +65,8 @@ def read_config(path: str | Path, families: Mapping[str, Family] = FAMILIES) -> 
 
     Raises ``CheckpointError`` with cause and remedy for a directory or configuration that cannot be served.
     """
+    from transformers import AutoConfig
+
     directory = Path(path)
     if not directory.is_dir():
         raise CheckpointError(str(path), "no such directory", LOCAL_DIRECTORY)
@@ -111,7 +111,7 @@ def _supported_family(file: Path, raw: dict[str, Any], families: Mapping[str, Fa
         raise CheckpointError(
             str(file), f"model_type {model_type!r} is not supported", f"use a checkpoint of one of: {supported}"
         )
-    quantisation = raw.get("quantization_config") or raw.get("compression_config")
+    quantisation = raw.get("quantization_config", raw.get("compression_config"))
     if quantisation is not None:
         raise CheckpointError(
             str(file),
@@ -131,7 +131,6 @@ def _quantisation_name(quantisation: object) -> str:
 
 def _spec(directory: Path, config: Any, family: Family) -> ModelSpec:
     file = str(directory / "config.json")
-    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     spec = ModelSpec(
         family=family.model_type,
         num_layers=config.num_hidden_layers,
@@ -140,7 +139,7 @@ def _spec(directory: Path, config: Any, family: Family) -> ModelSpec:
         experts_per_token=config.num_experts_per_tok,
         hidden_size=config.hidden_size,
         expert_size=config.moe_intermediate_size,
-        expert_dtype=str(dtype).removeprefix("torch."),
+        expert_dtype=str(config.dtype or "float32").removeprefix("torch."),
         has_shared_experts=family.has_shared,
         vocab_size=config.vocab_size,
         eos_ids=_eos_ids(directory, config),

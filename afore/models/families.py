@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 HeadsAndDim = tuple[int, int]
 
@@ -63,7 +64,7 @@ class Family:
     down_name: str = "down_proj.weight"
     renames: tuple[tuple[str, str], ...] = ()
     """(in the file, in the module) parts of the names of tensors that are called otherwise in memory."""
-    keep_float32: tuple[str, ...] = ("mlp.gate.weight", "e_score_correction_bias")
+    keep_float32: tuple[str, ...] = (".gate.weight", ".e_score_correction_bias")
     """Endings of tensors that stay float32 whatever the model's dtype: rounding them changes which experts are chosen."""
     input_norm: str = "input_layernorm"
     attention: str = "self_attn"

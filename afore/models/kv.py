@@ -103,7 +103,7 @@ class KVStorage:
 
     def __init__(self, layout: KVLayout, buffer: Any) -> None:
         self.layout = layout
-        flat = buffer if isinstance(buffer, torch.Tensor) else torch.frombuffer(buffer, dtype=torch.uint8)
+        flat = self._flat = buffer if isinstance(buffer, torch.Tensor) else torch.frombuffer(buffer, dtype=torch.uint8)
         assert flat.dtype == torch.uint8, f"a buffer of {flat.dtype}"
         assert flat.numel() >= layout.nbytes, f"{flat.numel()} bytes for a cache of {layout.nbytes}"
         rows = layout.num_blocks * layout.block_tokens
@@ -121,6 +121,10 @@ class KVStorage:
     def allocate(cls, layout: KVLayout) -> KVStorage:
         """A storage in this process's own memory, zeroed."""
         return cls(layout, torch.zeros(layout.nbytes, dtype=torch.uint8))
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """What a one-sided write of (offset, bytes) does, in this process."""
+        self._flat[offset : offset + len(data)] = torch.frombuffer(data, dtype=torch.uint8)
 
 
 def pack_blocks(layout: KVLayout, layers: Sequence[LayerKV], blocks: Sequence[int]) -> list[tuple[int, memoryview]]:

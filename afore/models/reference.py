@@ -74,6 +74,8 @@ class Reference:
         with one_thread(), _no_progress_bar():
             self._model = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype, local_files_only=True)
         self._eos = self._model.generation_config.eos_token_id
+        # What a call leaves unset is taken from here: a checkpoint's own end tokens, penalties, sampling. Greedy knows none.
+        self._model.generation_config = GenerationConfig()
 
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int, *, ignore_eos: bool = False) -> list[int]:
         """Greedy tokens after ``prompt_ids``; ends with the end token unless ``ignore_eos``."""
