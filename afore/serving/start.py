@@ -21,6 +21,7 @@ from afore.core.topology import member_name
 from afore.models.budget import memory_budget
 from afore.models.bundle import bundled_model_path
 from afore.models.checkpoint import Checkpoint
+from afore.models.loading import verify_checkpoint
 from afore.scheduler.policies.registry import check_policy
 from afore.serving.client import Client
 from afore.serving.door import request_limits
@@ -46,7 +47,7 @@ def check(config: RunConfig) -> None:
     """
     check_policy(config.policy)
     with Checkpoint(checkpoint_path(config)) as checkpoint:
-        checkpoint.verify()
+        verify_checkpoint(checkpoint)
         request_limits(config, checkpoint.spec)
 
 
