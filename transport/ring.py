@@ -1,0 +1,267 @@
+"""The plan ring: one writer, N readers, one region of shared memory; its sequence number is the one execution order.
+
+Life of a slot: the writer fills the entry and stores ``published`` last, with release. Each reader copies the entry out and checks
+it, stores its verdict, and after a full fence looks at all verdicts: of those who store last, at least one sees the set complete
+and rings the others. Once it has acted, it moves its cursor; the slot is written again only after all cursors have moved past it.
+No I/O, no clock: stamps are passed in, in nanoseconds of one host's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from afore.core.errors import PlanError, WireError
+from afore.core.plan import PlanEntry, Verdict
+from afore.transport import records
+from afore.transport.entry import EntryCodec, Refusal
+from afore.transport.publish import full_fence, publishing_words
+from afore.transport.records import CACHE_LINE, READER_LINE, SLOT_LINE, VERDICT_BITS, WORD, align
+from afore.transport.ring_layout import OWNER, RingHeader, RingLayout, check_header, entry_dtype, write_header
+
+_VERDICTS = {int(verdict): verdict for verdict in Verdict}
+_VERDICT_MASK = (1 << VERDICT_BITS) - 1
+_STAMP = SLOT_LINE.offsets["stamp_ns"] // WORD
+_LEASE = READER_LINE.offsets["stamp_ns"] // WORD
+
+
+def copy_in(buffer: memoryview, offset: int, data: bytes | memoryview) -> None:
+    """Bytes into shared memory, in no particular order."""
+    buffer[offset : offset + len(data)] = data
+
+
+def copy_out(buffer: memoryview, offset: int, nbytes: int) -> bytes:
+    """A private copy of bytes of shared memory, read in no particular order."""
+    return bytes(buffer[offset : offset + nbytes])
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderLag:
+    """A reader with entries before it."""
+
+    rank: int
+    behind: int
+    """Entries it has not moved past."""
+    lease_age_ns: int
+    """How long it could have moved and did not: since its last sign of life, or since its next entry was published."""
+
+
+class _Ring:
+    """What writer and readers share: the memory, and where its words are."""
+
+    __slots__ = (
+        "_buffer",
+        "_codec",
+        "_entry_nbytes",
+        "_layout",
+        "_reader_word",
+        "_slot_words",
+        "_slots_word",
+        "_words",
+    )
+
+    def __init__(self, buffer: memoryview, layout: RingLayout) -> None:
+        if buffer.nbytes < layout.nbytes:
+            raise WireError(OWNER, f"the region has {buffer.nbytes} bytes, the layout needs {layout.nbytes}")
+        self._layout = layout
+        self._buffer = buffer.cast("B")[: layout.nbytes]
+        self._words = publishing_words(self._buffer)
+        self._codec = EntryCodec(layout.limits)
+        self._entry_nbytes = layout.entry_nbytes
+        self._reader_word = layout.reader_offset(0) // WORD
+        self._slots_word = layout.slots_offset // WORD
+        self._slot_words = layout.slot_nbytes // WORD
+
+    @property
+    def layout(self) -> RingLayout:
+        """The ring's shape."""
+        return self._layout
+
+    def release(self) -> None:
+        """Lets go of the memory, so that its region can be unmapped. The ring must not be used afterwards."""
+        self._words.release()
+        self._buffer.release()
+
+    def _slot_word(self, sequence: int) -> int:
+        return self._slots_word + sequence % self._layout.num_slots * self._slot_words
+
+    def _cursor_word(self, rank: int) -> int:
+        return self._reader_word + rank * (CACHE_LINE // WORD)
+
+    def _verdict_word(self, sequence: int, rank: int) -> int:
+        return self._slot_word(sequence) + (CACHE_LINE + self._entry_nbytes + CACHE_LINE * rank) // WORD
+
+    def _verdict(self, sequence: int, rank: int) -> Verdict:
+        cell = self._words[self._verdict_word(sequence, rank)]
+        if cell >> VERDICT_BITS != sequence + 1:
+            return Verdict.NONE
+        # A verdict that nobody can have stored refuses: never read damage as consent.
+        return _VERDICTS.get(cell & _VERDICT_MASK, Verdict.BAD_CRC)
+
+    def _all_verdicts(self, sequence: int) -> tuple[Verdict, ...]:
+        return tuple(self._verdict(sequence, rank) for rank in range(self._layout.num_readers))
+
+
+class RingWriter(_Ring):
+    """The one writer (the scheduler). Creates the ring in a zeroed region; a new epoch takes a new region."""
+
+    __slots__ = ("_epoch", "_lowest", "_next", "_stamps")
+
+    def __init__(self, buffer: memoryview, layout: RingLayout, epoch: int, *, pid: int | None = None) -> None:
+        """Raises ``WireError`` for a region that is too small or has been a ring before."""
+        super().__init__(buffer, layout)
+        if any(self._buffer[: align(records.RING_HEADER.nbytes)]):
+            raise WireError(OWNER, "the region is not empty", "register a new region for each epoch")
+        write_header(self._buffer, RingHeader(layout, epoch, os.getpid() if pid is None else pid))
+        self._words[0] = records.RING_MAGIC
+        self._epoch = epoch
+        self._next = 0
+        self._lowest = 0
+        self._stamps = [0] * layout.num_slots
+
+    @property
+    def sequence(self) -> int:
+        """The sequence that the next entry must carry."""
+        return self._next
+
+    def cursors(self) -> tuple[int, ...]:
+        """The sequence that each reader reads next. Raises ``WireError`` when one is ahead of the writer: damaged memory."""
+        cursors = tuple(self._words[self._cursor_word(rank)] for rank in range(self._layout.num_readers))
+        for rank, cursor in enumerate(cursors):
+            if cursor > self._next:
+                raise WireError(f"ffn-{rank}", f"its ring cursor {cursor} is ahead of the writer's {self._next}")
+        return cursors
+
+    def room(self) -> bool:
+        """Whether the next slot is free: every reader has moved past what it held."""
+        if self._next - self._lowest >= self._layout.num_slots:
+            self._lowest = min(self.cursors())
+        return self._next - self._lowest < self._layout.num_slots
+
+    def publish(self, entry: PlanEntry, *, stamp_ns: int = 0) -> None:
+        """Publishes ``entry`` to all readers; ``stamp_ns`` is now, from which leases are counted.
+
+        Raises ``PlanError`` for another sequence or epoch than the next one's, too many shares or copies, a field out of range,
+        or a full ring.
+        """
+        self._check(entry.sequence, entry.epoch)
+        self._store(self._codec.encode(entry), stamp_ns)
+
+    def new_record(self) -> npt.NDArray[np.void]:
+        """A zeroed private record [1] of ``entry_dtype`` for ``publish_record``; reuse it."""
+        return np.zeros(1, dtype=entry_dtype(self._layout))
+
+    def publish_record(self, record: npt.NDArray[Any], *, stamp_ns: int = 0) -> None:
+        """Publishes a record [1] that a compiled core filled (all but magic, A and CRCs). Raises ``PlanError`` as ``publish``.
+
+        Ranges are the core's promise here; readers check them.
+        """
+        self._check(int(record[0]["sequence"]), int(record[0]["epoch"]))
+        self._store(self._codec.seal(record), stamp_ns)
+
+    def verdicts(self, sequence: int) -> tuple[Verdict, ...]:
+        """What each reader has said so far. Raises ``PlanError`` once the slot is reused, and for a sequence not yet published."""
+        if not self._next - self._layout.num_slots <= sequence < self._next or sequence < 0:
+            raise PlanError(f"sequence {sequence} is not in the ring, whose next is {self._next}")
+        return self._all_verdicts(sequence)
+
+    def lagging(self, now_ns: int) -> list[ReaderLag]:
+        """Readers that have entries before them, the longest silent first."""
+        lags = []
+        for rank, cursor in enumerate(self.cursors()):
+            if cursor < self._next:
+                seen_ns = self._words[self._cursor_word(rank) + _LEASE]
+                since_ns = max(seen_ns, self._stamps[cursor % self._layout.num_slots])
+                lags.append(ReaderLag(rank, self._next - cursor, now_ns - since_ns))
+        return sorted(lags, key=lambda lag: (-lag.lease_age_ns, lag.rank))
+
+    def _check(self, sequence: int, epoch: int) -> None:
+        if sequence != self._next or epoch != self._epoch:
+            raise PlanError(
+                f"entry {sequence} of epoch {epoch} is out of turn: the ring's next is {self._next} of epoch {self._epoch}"
+            )
+        if not self.room():
+            behind, slowest = max((self._next - cursor, rank) for rank, cursor in enumerate(self.cursors()))
+            raise PlanError(
+                f"the plan ring is full: ffn-{slowest} is {behind} entries behind; "
+                "wait for room, or raise ring.num_slots"
+            )
+
+    def _store(self, raw: bytes | memoryview, stamp_ns: int) -> None:
+        slot = self._slot_word(self._next)
+        copy_in(self._buffer, slot * WORD + CACHE_LINE, raw)
+        self._words[slot + _STAMP] = stamp_ns
+        self._words[slot] = self._next + 1
+        self._stamps[self._next % self._layout.num_slots] = stamp_ns
+        self._next += 1
+
+
+class RingReader(_Ring):
+    """One reader (FFN worker ``rank``): sees every entry once, in sequence."""
+
+    __slots__ = ("_epoch", "_next", "_rank")
+
+    def __init__(self, buffer: memoryview, layout: RingLayout, rank: int, epoch: int) -> None:
+        """Raises ``WireError`` (no ring, another layout), ``VersionMismatch``, ``RegionRevoked`` (another epoch's ring)."""
+        super().__init__(buffer, layout)
+        check_header(self._buffer, layout, epoch)
+        assert 0 <= rank < layout.num_readers
+        self._rank = rank
+        self._epoch = epoch
+        self._next = self._words[self._cursor_word(rank)]
+
+    @property
+    def sequence(self) -> int:
+        """The sequence that it reads next."""
+        return self._next
+
+    def peek(self) -> PlanEntry | Refusal | None:
+        """The entry of the next sequence, or why it must be refused, or None before it is published.
+
+        Where the ring is mirrored by writes whose bytes land in any order, a refusal before the write's notification may pass:
+        peek again after it.
+        """
+        sequence = self._next
+        published = self._words[self._slot_word(sequence)]
+        if published <= sequence:
+            return None
+        if published != sequence + 1:
+            reason = f"its slot already holds sequence {published - 1}"
+            return Refusal(Verdict.OUT_OF_ORDER, sequence, reason)
+        raw = copy_out(self._buffer, self._slot_word(sequence) * WORD + CACHE_LINE, self._entry_nbytes)
+        return self._codec.decode(raw, sequence, self._epoch)
+
+    def store_verdict(self, sequence: int, verdict: Verdict) -> bool:
+        """Says what this reader found of its next entry; whether all verdicts are there now.
+
+        At least one reader gets True for each sequence (several may): it rings the others, who may be waiting.
+        """
+        assert sequence == self._next, f"reader {self._rank} judges {sequence} but is at {self._next}"
+        assert self._words[self._slot_word(sequence)] > sequence, "others may still read this cell's last verdict"
+        assert verdict is not Verdict.NONE
+        assert self._verdict(sequence, self._rank) in (Verdict.NONE, verdict), "a verdict is final"
+        self._words[self._verdict_word(sequence, self._rank)] = (sequence + 1) << VERDICT_BITS | verdict
+        # Without it both of two last readers could look before the other's store is visible, and nobody would ring.
+        full_fence()
+        return Verdict.NONE not in self._all_verdicts(sequence)
+
+    def verdicts(self, sequence: int) -> tuple[Verdict, ...]:
+        """What each reader has said of an entry that this one has not moved past. Raises ``PlanError`` for an earlier one."""
+        if sequence < self._next:
+            raise PlanError(f"reader {self._rank} has moved past sequence {sequence}: its slot may be reused")
+        return self._all_verdicts(sequence)
+
+    def advance(self, stamp_ns: int) -> None:
+        """Moves past the next entry: its slot may be reused once all have. The reader has judged it and used its copies."""
+        assert self._verdict(self._next, self._rank) is not Verdict.NONE, "move past an entry only after judging it"
+        self.touch(stamp_ns)
+        self._next += 1
+        self._words[self._cursor_word(self._rank)] = self._next
+
+    def touch(self, stamp_ns: int) -> None:
+        """Renews the lease without moving: the reader lives and waits for something else."""
+        self._words[self._cursor_word(self._rank) + _LEASE] = stamp_ns
