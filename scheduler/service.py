@@ -1,8 +1,5 @@
-"""The scheduler role: demand in, plans out; the one place where the execution order is made.
+"""Demand in, plans out; the one place where the execution order is made. ``afore.scheduler.role`` drives it.
 
-A life: read the model's numbers, register mailbox, ring and feedback, link to every FFN worker's bell, then serve:
-
-    control    the engine announces steps; clients ask for statistics
     demand     a vector has come: is its target complete?
     plan       the policy answers; the entry goes into the ring; every worker's bell rings
     feedback   what targets cost goes into the cost model; a missing input aborts its target
@@ -12,7 +9,6 @@ Planning is synchronous and takes microseconds; the only waits are for room in t
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -72,6 +68,7 @@ class Planning:
         num_workers: int,
         ring_bells: Ring,
         report: Report,
+        watched: Callable[[], bool],
     ) -> None:
         self._clock = clock
         self._tracer = tracer
@@ -87,6 +84,7 @@ class Planning:
         self._num_workers = num_workers
         self._ring_bells = ring_bells
         self._report = report
+        self._watched = watched
         self._undigested: list[tuple[PlanEntry, DemandVector, str]] = []
         self._in_flight: dict[int, PlanEntry] = {}
         """Published targets by sequence, until every worker has reported on them."""
@@ -95,8 +93,6 @@ class Planning:
         self._waiting_for_assign: dict[Target, Complete] = {}
         self._to_plan: deque[Complete] = deque()
         self._planning = False
-        self.watched = False
-        """Whether somebody watches plans as they happen."""
 
     # Events
 
@@ -114,8 +110,9 @@ class Planning:
         for record in self._feedback.take_all():
             await self._take_record(record)
 
-    def statistics(self) -> str:
-        """The answer to a statistics request: JSON."""
+    async def statistics(self) -> str:
+        """The answer to a statistics request: JSON, up to the last feedback record."""
+        await self.feedback_arrived()
         self._digest()
         counters = self._stats.counters
         counters["refusals"] = self._publisher.refusals
@@ -175,9 +172,10 @@ class Planning:
         self._in_flight[entry.sequence] = entry
         await self._ring_bells(entry.sequence)
         self._undigested.append((entry, complete.demand_E, skipped))
-        if self.watched or len(self._undigested) >= DIGEST_EVERY:
+        watched = self._watched()
+        if watched or len(self._undigested) >= DIGEST_EVERY:
             for seen in self._digest():
-                if self.watched:
+                if watched:
                     await self._report(seen)
 
     def _publish(
@@ -228,13 +226,14 @@ class Planning:
         if record.flags & FeedbackFlags.PRIMARIES:
             self._stats.counters["primaries_only"] += 1
         self._stats.counters["replica_pairs"] += record.replica_pairs
-        self._stats.migration.add(record.sequence, record.copies, record.copy_us, record.window_us)
+        raw_us = record.window_us - record.slack_us
+        self._stats.migration.add(record.sequence, record.copies, raw_us, record.window_us)
         aborting = self._aborting.get(record.sequence)
         if aborting is None:
             self._costs.update(
                 entry.target.layer,
                 tile_us=record.tile_us if record.tiles else None,
-                copy_us=record.copy_us / record.copies if record.copies else None,
+                copy_us=record.copy_us if record.copies else None,
                 window_us=record.window_us if record.copies else None,
             )
         else:
@@ -257,11 +256,3 @@ class Planning:
         await self._room()
         abort = self._publisher.abort(entry)
         await self._ring_bells(abort.sequence)
-
-
-async def forever(work: Callable[[], Awaitable[None]]) -> None:
-    """Repeats ``work`` until it raises."""
-    while True:
-        await work()
-        # A burst of events that never suspends must not starve the other loops.
-        await asyncio.sleep(0)

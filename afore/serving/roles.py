@@ -1,0 +1,96 @@
+"""The one entrance to every role: join, serve, leave; and the real world that roles are served in."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from afore.core.clock import Clock, deadline
+from afore.core.config import RunConfig
+from afore.core.errors import PeerLost
+from afore.core.topology import ATTENTION, DOOR, FFN, PREFILL, SCHEDULER
+from afore.core.trace import Tracer
+from afore.models.bundle import bundled_model_path
+from afore.models.config import ModelSpec, read_config
+from afore.scheduler import role as scheduler_role
+from afore.serving import door
+from afore.transport.api import Fabric
+from afore.transport.session import HUB, HubSession, RoleContext
+from afore.workers import attention, ffn, prefill
+from afore.workers.checkpoint_models import CheckpointModels
+from afore.workers.crew import crew
+
+JOIN_RETRY_US = 20_000.0
+"""How soon a role looks again for a hub that is not up yet."""
+
+
+class RealWorld(CheckpointModels):
+    """Checkpoints, wall time, CPU devices."""
+
+    def model_spec(self, config: RunConfig) -> ModelSpec:
+        """The model's numbers from its config.json. Raises ``CheckpointError``."""
+        spec, _, _ = read_config(Path(config.model) if config.model is not None else bundled_model_path())
+        return spec
+
+
+async def run_role(
+    role: str,
+    rank: int,
+    *,
+    fabric: Fabric,
+    hub_address: str,
+    clock: Clock,
+    config: RunConfig,
+    world: RealWorld,
+) -> None:
+    """One role's life over ``fabric``, which it closes. ``config`` is the door's; the others are sent theirs.
+
+    Returns after an orderly stop; raises the ``AforeError`` that ended the role.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(fabric.close)
+        if role == DOOR:
+            await door.serve(fabric, hub_address, config, world.model_spec(config))
+            return
+        session = await _join(fabric, hub_address, role, rank, clock, config.times.join_s)
+        stack.push_async_callback(session.close)
+        trace = session.config.trace
+        tracer = Tracer(session.name, clock, Path(trace) if trace is not None else None)
+        stack.callback(tracer.close)
+        ctx = RoleContext(
+            role=role,
+            rank=session.rank,
+            config=session.config,
+            clock=clock,
+            fabric=fabric,
+            hub=session,
+            tracer=tracer,
+        )
+        async with crew() as group:
+            forwarding = group.create_task(session.forward_spans(tracer, clock), name="spans")
+            await _serve(ctx, world)
+            forwarding.cancel()
+
+
+async def _serve(ctx: RoleContext, world: RealWorld) -> None:
+    if ctx.role == SCHEDULER:
+        await scheduler_role.serve(ctx, world)
+    elif ctx.role == FFN:
+        await ffn.serve(ctx, world)
+    elif ctx.role == ATTENTION:
+        await attention.serve(ctx, world)
+    else:
+        assert ctx.role == PREFILL
+        await prefill.serve(ctx, world)
+
+
+async def _join(fabric: Fabric, hub_address: str, role: str, rank: int, clock: Clock, join_s: float) -> HubSession:
+    """Joins as soon as there is a hub: roles may start in any order."""
+    async with deadline(
+        join_s * 1e6, peer=HUB, operation=f"{role} looking for the hub", hint="start the role door of the same cluster"
+    ):
+        while True:
+            try:
+                return await HubSession.join(fabric, hub_address, role, rank, timeout_us=join_s * 1e6)
+            except PeerLost:
+                await clock.sleep_us(JOIN_RETRY_US)

@@ -1,0 +1,190 @@
+"""The scheduler role: regions, links and loops around ``Planning``.
+
+A life: read the model's numbers, register mailbox, ring and feedback, link to every FFN worker's bell, then serve until the hub
+says stop. Three loops run side by side: control (announcements, statistics), demand bells, feedback bells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from afore.core import control
+from afore.core.config import RunConfig
+from afore.core.errors import AforeError, TransportError, WireError
+from afore.core.slots import contiguous_primaries, slots_vector
+from afore.core.topology import FFN
+from afore.models.config import ModelSpec
+from afore.scheduler.costs import CostModel, Costs
+from afore.scheduler.demand_book import DemandBook
+from afore.scheduler.planner import PlannerConfig
+from afore.scheduler.policies.base import PolicyContext
+from afore.scheduler.policies.registry import make_policy
+from afore.scheduler.publisher import Publisher
+from afore.scheduler.service import Planning
+from afore.scheduler.stats import RunStats
+from afore.transport import bells
+from afore.transport.api import Lane, Link, Region, RegionKey
+from afore.transport.feedback import FeedbackReader
+from afore.transport.layouts import Layouts, layouts_for
+from afore.transport.mailbox import Mailbox
+from afore.transport.ring import RingWriter
+from afore.transport.session import HUB, RoleContext, Stopped
+
+
+class SchedulerWorld(Protocol):
+    """What differs between real and virtual time for this role."""
+
+    def model_spec(self, config: RunConfig) -> ModelSpec:
+        """The model's numbers, without its weights."""
+        ...
+
+
+async def serve(ctx: RoleContext, world: SchedulerWorld) -> None:
+    """Runs the role until the hub stops it. Raises the ``AforeError`` that ended it, after telling the hub."""
+    try:
+        await _serve(ctx, world.model_spec(ctx.config))
+    except Stopped:
+        return
+    except AforeError as error:
+        try:
+            await ctx.hub.send(control.Failure(type(error).__name__, str(error)))
+        except TransportError as lost:
+            error.add_note(f"the hub could not be told: {lost}")
+        raise
+
+
+async def _serve(ctx: RoleContext, spec: ModelSpec) -> None:
+    layouts = layouts_for(ctx.config, spec)
+    await ctx.hub.send(control.Loaded(0))
+    regions: dict[str, Region] = {}
+    epoch = 0
+
+    def register(number: int, members: tuple[control.Member, ...]) -> Mapping[str, Region]:
+        nonlocal epoch
+        epoch = number
+        for label, nbytes in (
+            ("mailbox", layouts.mailbox.nbytes),
+            ("ring", layouts.ring.nbytes),
+            ("feedback", layouts.feedback.nbytes),
+        ):
+            regions[label] = ctx.fabric.register(nbytes, label=label)
+        # Readers check the headers of ring and mailbox when they map them, so these stand before anybody has the keys.
+        nonlocal mailbox, ring
+        mailbox = Mailbox(regions["mailbox"].buffer, layouts.mailbox, number)
+        ring = RingWriter(regions["ring"].buffer, layouts.ring, number)
+        return regions
+
+    mailbox: Mailbox | None = None
+    ring: RingWriter | None = None
+    directory = await ctx.hub.open_epoch(ctx.fabric, register)
+    assert mailbox is not None
+    assert ring is not None
+    doors_N = [
+        (await directory.connect(FFN, rank, Lane.DEMAND), directory.key(FFN, rank, "bells"))
+        for rank in range(ctx.config.topology.ffn)
+    ]
+    planning = _planning(ctx, spec, layouts, mailbox, ring, regions["feedback"], doors_N, epoch)
+    await ctx.hub.linked(epoch)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_demand(planning, regions["mailbox"], layouts), name="demand")
+            group.create_task(_feedback(planning, regions["feedback"]), name="feedback")
+            group.create_task(_control(ctx, planning), name="control")
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+def _planning(
+    ctx: RoleContext,
+    spec: ModelSpec,
+    layouts: Layouts,
+    mailbox: Mailbox,
+    ring: RingWriter,
+    feedback: Region,
+    doors_N: list[tuple[Link, RegionKey]],
+    epoch: int,
+) -> Planning:
+    config, topology = ctx.config, ctx.config.topology
+    primaries_E = contiguous_primaries(spec.num_experts, topology.ffn)
+    costs = CostModel(
+        Costs(tile_us=config.costs.tile_us, copy_us=config.costs.copy_us, window_us=config.costs.window_us),
+        num_layers=spec.num_moe_layers,
+        frozen=not config.costs.adapt,
+    )
+    policy = make_policy(
+        config.policy,
+        PolicyContext(
+            planner=PlannerConfig(
+                num_experts=spec.num_experts,
+                num_workers=topology.ffn,
+                slots_per_worker=slots_vector(topology.slots_N, topology.ffn),
+                tile_tokens=config.planner.tile_tokens,
+                copy_budget=config.copy_budget,
+                compactness=config.planner.compactness,
+            ),
+            primaries_E=primaries_E,
+            num_layers=spec.num_moe_layers,
+            num_microbatches=topology.microbatches,
+            costs=costs.layer,
+        ),
+    )
+    timeout_us = config.times.control_s * 1e6
+
+    async def ring_bells(sequence: int) -> None:
+        bell = bells.plan(sequence)
+        for link, key in doors_N:
+            await link.write(key, 0, b"", notify=bell, timeout_us=timeout_us)
+
+    return Planning(
+        clock=ctx.clock,
+        tracer=ctx.tracer,
+        times=config.times,
+        policy=policy,
+        costs=costs,
+        book=DemandBook(
+            num_layers=spec.num_moe_layers,
+            num_experts=spec.num_experts,
+            num_microbatches=topology.microbatches,
+            take=mailbox.take,
+        ),
+        ring=ring,
+        publisher=Publisher(ring, epoch=epoch, num_layers=spec.num_moe_layers),
+        feedback=FeedbackReader(feedback.buffer, layouts.feedback, epoch),
+        stats=RunStats(
+            num_layers=spec.num_moe_layers,
+            num_workers=topology.ffn,
+            tile_tokens=config.planner.tile_tokens,
+            primaries_E=primaries_E,
+        ),
+        num_layers=spec.num_moe_layers,
+        num_workers=topology.ffn,
+        ring_bells=ring_bells,
+        report=ctx.hub.send,
+        watched=lambda: ctx.hub.watch.plans,
+    )
+
+
+async def _control(ctx: RoleContext, planning: Planning) -> None:
+    while True:
+        message = await ctx.hub.receive()
+        if isinstance(message, control.Announce):
+            await planning.announced(message)
+        elif isinstance(message, control.StatsRequest):
+            await ctx.hub.send(control.Stats(message.ticket, await planning.statistics()))
+        else:
+            raise WireError(HUB, f"sent {type(message).__name__}, which a scheduler cannot serve")
+
+
+async def _demand(planning: Planning, mailbox: Region, layouts: Layouts) -> None:
+    while True:
+        notifications = await mailbox.notified(timeout_us=None)
+        arrived = {layouts.mailbox.from_immediate(n.immediate)[1] for n in notifications}
+        await planning.demand_arrived(sorted(arrived))
+
+
+async def _feedback(planning: Planning, feedback: Region) -> None:
+    while True:
+        await feedback.notified(timeout_us=None)
+        await planning.feedback_arrived()
