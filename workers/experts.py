@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -163,10 +163,46 @@ class PeerStore:
         self._weights = _Weights(bytes(ALIGNMENT), _NOTHING)
 
 
+class Store(Protocol):
+    """What a worker does with its experts, real (``ExpertStore``) or emulated (``TaggedStore``)."""
+
+    @property
+    def shape(self) -> StoreShape: ...
+
+    @property
+    def layout(self) -> StoreLayout: ...
+
+    @property
+    def gate_up(self) -> Sequence[Any]:
+        """Of each layer: what ``Kernels.grouped_mlp`` takes."""
+        ...
+
+    @property
+    def down(self) -> Sequence[Any]: ...
+
+    def load(self, reader: Reader, progress: Progress | None = None) -> None:
+        """Fills all primaries."""
+        ...
+
+    def content(self, layer: int, slot: int) -> tuple[int, int]:
+        """(expert, generation) of the newest copy into a redundant slot."""
+        ...
+
+    def copy_closure(
+        self, layer: int, expert: int, slot: int, source: Any, generation: int = 0
+    ) -> tuple[int, Callable[[], None]]:
+        """(bytes, what copies them). ``source`` is the owner's ``PeerStore`` or ``TaggedPeer``, as this store is."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class ExpertStore:
     """This worker's experts in ``buffer`` (a region's memory, zero at first, at least ``shape.nbytes`` long)."""
 
     def __init__(self, buffer: Buffer, shape: StoreShape, layout: StoreLayout, *, verify_copies: bool = False) -> None:
+        if (shape.num_primaries, shape.num_redundant) != (len(layout.primary_experts), layout.num_redundant):
+            raise ValueError(f"shape {shape} is not that of worker {layout.rank}'s layout; use StoreShape.of(layout)")
         self.shape = shape
         self.layout = layout
         self._verify_copies = verify_copies

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Protocol
 
 from afore.core.errors import DeadlineExceeded, DeviceClosed, DeviceError
 from afore.workers.device.base import Work
@@ -31,13 +32,23 @@ class Failure:
         return error
 
 
+class Owner(Protocol):
+    """A device, as its events and streams see it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+
 class DeviceEvent(ABC):
     """An event that the event loop can await. Only ``done`` and ``completed_ns`` may be read from other threads."""
 
-    __slots__ = ("_waiters", "device_name", "failure", "stream_name")
+    __slots__ = ("_waiters", "failure", "owner", "stream_name")
 
-    def __init__(self, device_name: str, stream_name: str) -> None:
-        self.device_name = device_name
+    def __init__(self, owner: Owner, stream_name: str) -> None:
+        self.owner = owner
         self.stream_name = stream_name
         self.failure: Failure | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -53,17 +64,17 @@ class DeviceEvent(ABC):
         """When it did. Only valid once ``done``."""
 
     @property
-    @abstractmethod
-    def never(self) -> bool:
-        """Whether it cannot be reached any more: the device was closed before."""
+    def over(self) -> bool:
+        """Done, or never to be: the device was closed before."""
+        return self.done or self.owner.closed
 
     @abstractmethod
     def _arm(self) -> None:
-        """Sees to it that ``_release`` is called in the loop once the event is done or can never be. Called for each waiter."""
+        """Sees to it that ``_release`` is called in the loop once the event is over. Called for each waiter."""
 
     async def wait(self, *, timeout_us: float) -> None:
         """Awaits completion. Raises ``DeadlineExceeded``, ``DeviceClosed``, or the ``DeviceError`` of the work before it."""
-        if not (self.done or self.never):
+        if not self.over:
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
             self._waiters.append(future)
@@ -77,7 +88,7 @@ class DeviceEvent(ABC):
                 if future in self._waiters:
                     self._waiters.remove(future)
         if not self.done:
-            raise DeviceClosed(self.device_name, f"stream {self.stream_name}", "closed before it reached this point")
+            raise DeviceClosed(self.owner.name, f"stream {self.stream_name}", "closed before it reached this point")
         if self.failure is not None:
             raise self.failure.as_error()
 
@@ -85,7 +96,7 @@ class DeviceEvent(ABC):
         if not future.done():
             future.set_exception(
                 DeadlineExceeded(
-                    self.device_name,
+                    self.owner.name,
                     f"stream {self.stream_name} did not reach an event within {timeout_us / 1e6:g} s",
                     "what is enqueued runs only after flush(); else it waits for another stream, or computes too long",
                 )
