@@ -8,26 +8,28 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from afore.core.clock import WallClock
+from afore.core.clock import WallClock, deadline
 from afore.core.config import RunConfig
-from afore.core.errors import AforeError
+from afore.core.errors import AforeError, ConfigError
+from afore.core.topology import DOOR
 from afore.core.wire import Codec
 from afore.serving.roles import RealWorld, run_role
-from afore.transport.shm import ShmFabric
+from afore.transport.shm import ShmConfig, ShmFabric
+from afore.workers.crew import crew
 
 log = logging.getLogger(__name__)
 
 HUB_ADDRESS = "hub"
 EXIT_FAILED = 1
+LOOK_AGAIN_US = 50_000.0
+"""How soon a role looks again for a cluster that is not there yet."""
 _CODEC = Codec((RunConfig,))
 
 
@@ -37,6 +39,8 @@ class ProcessSpec:
 
     name: str
     """``ffn-2``, or several joined by ``+``."""
+    cluster: str
+    """Name of the local cluster."""
     roles: tuple[tuple[str, int], ...]
     """(role, rank); rank -1 takes the next free one."""
     run_directory: str
@@ -44,6 +48,8 @@ class ProcessSpec:
     log_level: str
     config: RunConfig
     """Only the door's is used; everybody else is sent it."""
+    creates: bool = False
+    """Whether this process makes the cluster's directory (a door that was started by hand)."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the zygote."""
@@ -87,10 +93,9 @@ async def _run(spec: ProcessSpec, lifeline: int | None) -> None:
     if lifeline is not None:
         loop.add_reader(lifeline, _lifeline_ended(loop, lifeline, task.cancel))
     clock = WallClock()
-    async with asyncio.TaskGroup() as group:
-        for role, rank in spec.roles:
-            endpoint = f"{role}-{os.getpid()}" if len(spec.roles) == 1 else f"{role}-{os.getpid()}x"
-            fabric = ShmFabric.open(Path(spec.run_directory), endpoint)
+    async with crew() as group:
+        for number, (role, rank) in enumerate(spec.roles):
+            fabric = await _fabric(spec, f"{role}-{number}", create=number == 0 and spec.creates, clock=clock)
             group.create_task(
                 run_role(
                     role,
@@ -103,6 +108,41 @@ async def _run(spec: ProcessSpec, lifeline: int | None) -> None:
                 ),
                 name=role,
             )
+
+
+async def _fabric(spec: ProcessSpec, label: str, *, create: bool, clock: WallClock) -> ShmFabric:
+    """An endpoint in the cluster's directory, as soon as there is one: roles may start in any order."""
+    if create:
+        return ShmFabric.create(spec.cluster, label)
+    async with deadline(
+        spec.config.times.join_s * 1e6,
+        peer=spec.cluster,
+        operation="looking for the cluster",
+        hint="start its role door, or the whole topology, on this machine",
+    ):
+        while True:
+            try:
+                return ShmFabric.open(spec.run_directory, label)
+            except ConfigError:
+                await clock.sleep_us(LOOK_AGAIN_US)
+
+
+def run_by_hand(roles: tuple[str, ...], rank: int | None, *, cluster: str, config: RunConfig, log_level: str) -> int:
+    """One process with these roles of a local cluster, started from a shell. Returns the exit status."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    spec = ProcessSpec(
+        name="+".join(roles),
+        cluster=cluster,
+        roles=tuple((role, -1 if rank is None else rank) for role in roles),
+        run_directory=str(ShmConfig(run_id=cluster, label="role").run_directory),
+        log_level=log_level,
+        config=config,
+        creates=DOOR in roles,
+    )
+    return run_process(spec, lifeline=None)
 
 
 def _lifeline_ended(loop: asyncio.AbstractEventLoop, lifeline: int, stop: Callable[[], object]) -> Callable[[], None]:

@@ -56,11 +56,12 @@ def new_cluster_name() -> str:
     return f"{os.getpid()}_{secrets.token_hex(3)}"
 
 
-def process_specs(config: RunConfig, run_directory: Path, log_level: str) -> list[ProcessSpec]:
+def process_specs(config: RunConfig, cluster: str, run_directory: Path, log_level: str) -> list[ProcessSpec]:
     """One process for each member of the topology."""
     return [
         ProcessSpec(
             name=member_name(role, rank),
+            cluster=cluster,
             roles=((role, rank),),
             run_directory=str(run_directory),
             log_level=log_level,
@@ -86,10 +87,11 @@ async def running_processes(
     if config.topology.fabric == "loopback":
         raise ConfigError("topology.fabric", "loopback does not reach other processes", "use shm or auto")
     check(config)
-    fabric = ShmFabric.create(name or new_cluster_name(), "launcher")
+    cluster = name or new_cluster_name()
+    fabric = ShmFabric.create(cluster, "launcher")
     try:
         async with Supervisor() as supervisor:
-            specs = process_specs(config, fabric.run_directory, log_level)
+            specs = process_specs(config, cluster, fabric.run_directory, log_level)
             await supervisor.start(specs, timeout_s=config.times.join_s)
             watcher = asyncio.create_task(supervisor.first_exit(), name="first exit")
             try:
