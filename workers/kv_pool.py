@@ -19,6 +19,7 @@ import numpy.typing as npt
 from afore.core.control import Sampling
 from afore.core.errors import WireError
 from afore.models.kv import BlockAllocator
+from afore.workers.choosing import Chooser
 
 I32 = npt.NDArray[np.int32]
 
@@ -34,7 +35,7 @@ class KvState(enum.Enum):
 class _Holding:
     request: int
     blocks: tuple[int, ...]
-    sampling: Sampling
+    chooser: Chooser
     lane: int
     """Row of the block table."""
     state: KvState = KvState.FILLING
@@ -53,7 +54,7 @@ class KvPool:
 
     def __init__(self, allocator: BlockAllocator, *, block_tokens: int) -> None:
         self._allocator = allocator
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
         self._holdings: dict[int, _Holding] = {}
         self._by_bell: dict[int, _Holding] = {}
         """Holdings whose notification is still to come, by ``bell``."""
@@ -74,9 +75,9 @@ class KvPool:
         """Raises ``KeyError`` for a request that holds nothing."""
         return self._holdings[request].state
 
-    def sampling(self, request: int) -> Sampling:
-        """How the request's tokens are chosen."""
-        return self._holdings[request].sampling
+    def choosers(self, requests: Sequence[int]) -> list[Chooser]:
+        """How the requests' tokens are chosen."""
+        return [self._holdings[request].chooser for request in requests]
 
     def reserve(self, request: int, tokens: int, sampling: Sampling) -> tuple[int, ...]:
         """Blocks for ``tokens`` tokens, or none of them when there is no room now. Raises ``WireError`` for one that has some."""
@@ -84,11 +85,11 @@ class KvPool:
             raise WireError("hub", f"reserved blocks twice for request {request}")
         if tokens < 1:
             raise WireError("hub", f"reserved blocks for {tokens} tokens of request {request}")
-        count = -(-tokens // self._block_tokens)
+        count = -(-tokens // self.block_tokens)
         if count > self._allocator.num_free:
             return ()
         blocks = self._allocator.allocate(count)
-        holding = _Holding(request, blocks, sampling, self._take_lane(count))
+        holding = _Holding(request, blocks, Chooser(sampling), self._take_lane(count))
         self._table_XB[holding.lane, :count] = blocks
         self._holdings[request] = holding
         self._by_bell[bell(blocks)] = holding

@@ -1,0 +1,174 @@
+"""The attention role: attention, gate and sampling for its share of every microbatch, and the KV cache of its requests.
+
+A life: load all but the routed experts; per epoch register the exchange (input and reply slots) and the KV storage, link to the
+scheduler and to every FFN worker; then serve until the hub says stop. Three loops run side by side, and at most M steps:
+
+- control: reservations and releases of KV blocks, steps and their cancellation;
+- reply bells: an FFN worker has written its partial rows;
+- KV bells: a prefill worker has written the last byte of a request's blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Protocol
+
+from afore.core import control
+from afore.core.config import RunConfig
+from afore.core.errors import WireError
+from afore.core.topology import FFN, SCHEDULER
+from afore.models.attention import AttentionModel
+from afore.models.config import ModelSpec
+from afore.models.kv import BlockAllocator, KVLayout
+from afore.transport.api import Lane, Region
+from afore.transport.bells import BellKind, decode
+from afore.transport.exchange import Replies
+from afore.transport.layouts import layouts_for
+from afore.transport.session import HUB, Directory, HubSession, RoleContext
+from afore.workers.compute import Compute
+from afore.workers.crew import crew, reporting
+from afore.workers.kv_layout import kv_layout
+from afore.workers.kv_pool import KvPool
+from afore.workers.outbound import Doors, Outbound
+from afore.workers.steps import Steps
+
+
+class AttentionWeights(Protocol):
+    """What an attention worker has loaded; it outlives epochs."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def tensors(self) -> int: ...
+
+    def open(self, layout: KVLayout, buffer: memoryview) -> AttentionModel:
+        """The model over a KV storage."""
+        ...
+
+
+class AttentionWorld(Protocol):
+    """What differs between real and virtual time for this role."""
+
+    def load_attention(self, config: RunConfig) -> AttentionWeights: ...
+
+    def compute(self, ctx: RoleContext) -> Compute: ...
+
+
+async def serve(ctx: RoleContext, world: AttentionWorld) -> None:
+    """Runs the role until the hub stops it. Raises the ``AforeError`` that ended it, after telling the hub."""
+    async with reporting(ctx):
+        weights = world.load_attention(ctx.config)
+        await ctx.hub.send(control.Loading(weights.tensors, weights.tensors))
+        await ctx.hub.send(control.Loaded(weights.nbytes))
+        regions: dict[str, Region] = {}
+        try:
+            directory = await ctx.hub.open_epoch(ctx.fabric, partial(_register, ctx, weights.spec, regions))
+            epoch = await _connect(ctx, world, weights, regions, directory)
+            await ctx.hub.linked(directory.epoch)
+            await epoch.serve()
+        finally:
+            for region in regions.values():
+                region.close()
+
+
+def _register(
+    ctx: RoleContext, spec: ModelSpec, regions: dict[str, Region], epoch: int, members: tuple[control.Member, ...]
+) -> dict[str, Region]:
+    """The worker's regions of a new epoch."""
+    exchange = layouts_for(ctx.config, spec).exchange
+    regions["exchange"] = ctx.fabric.register(exchange.nbytes, label=f"{ctx.name}-exchange")
+    regions["kv"] = ctx.fabric.register(kv_layout(ctx.config, spec).nbytes, label=f"{ctx.name}-kv")
+    return regions
+
+
+async def _connect(
+    ctx: RoleContext, world: AttentionWorld, weights: AttentionWeights, regions: dict[str, Region], directory: Directory
+) -> Epoch:
+    """Links to the scheduler (demand lane) and to every FFN worker (data lane)."""
+    layouts = layouts_for(ctx.config, weights.spec)
+    ffn_ranks = range(ctx.config.topology.ffn)
+    doors = Doors(
+        scheduler=await directory.connect(SCHEDULER, 0, Lane.DEMAND),
+        mailbox_key=directory.key(SCHEDULER, 0, "mailbox"),
+        ffn_N=tuple([await directory.connect(FFN, rank, Lane.DATA) for rank in ffn_ranks]),
+        bell_keys_N=tuple(directory.key(FFN, rank, "bells") for rank in ffn_ranks),
+    )
+    layout = kv_layout(ctx.config, weights.spec)
+    outbound = Outbound(
+        rank=ctx.rank,
+        epoch=directory.epoch,
+        doors=doors,
+        layouts=layouts,
+        exchange=regions["exchange"].buffer,
+        tracer=ctx.tracer,
+        timeout_us=ctx.config.times.control_s * 1e6,
+    )
+    model = weights.open(layout, regions["kv"].buffer)
+    pool = KvPool(BlockAllocator(layout.num_blocks), block_tokens=layout.block_tokens)
+    steps = Steps(
+        model=model,
+        compute=world.compute(ctx),
+        pool=pool,
+        outbound=outbound,
+        replies=Replies(regions["exchange"].buffer, layouts.exchange, directory.epoch),
+        num_ffn=ctx.config.topology.ffn,
+        tracer=ctx.tracer,
+        reply_timeout_us=ctx.config.times.step_s * 1e6,
+        report=ctx.hub.send,
+    )
+    return Epoch(ctx.hub, regions["exchange"], regions["kv"], pool, steps)
+
+
+class Epoch:
+    """One epoch's service."""
+
+    def __init__(self, hub: HubSession, exchange: Region, kv: Region, pool: KvPool, steps: Steps) -> None:
+        self._hub = hub
+        self._exchange = exchange
+        self._kv = kv
+        self._pool = pool
+        self._steps = steps
+
+    async def serve(self) -> None:
+        """Serves until the hub stops the cluster (``Stopped``) or something fails."""
+        async with crew() as group:
+            group.create_task(self._hear_replies(), name="reply bells")
+            group.create_task(self._hear_prefill(), name="kv bells")
+            while True:
+                await self._obey(await self._hub.receive(), group)
+
+    async def _obey(self, message: control.Message, group: asyncio.TaskGroup) -> None:
+        match message:
+            case control.StepWork():
+                self._steps.start(message, group)
+            case control.CancelStep():
+                self._steps.cancel(message)
+            case control.Reserve():
+                blocks = self._pool.reserve(message.request, message.tokens, message.sampling)
+                await self._hub.send(control.Reserved(message.request, blocks))
+            case control.Release():
+                self._pool.release(message.request, quarantine=message.quarantine)
+            case control.Watch():
+                pass
+            case _:
+                raise WireError(HUB, f"sent {type(message).__name__}, which an attention worker cannot serve")
+
+    async def _hear_replies(self) -> None:
+        while True:
+            for bell in await self._exchange.notified(timeout_us=None):
+                reply = decode(bell.immediate)
+                if reply.kind is BellKind.REPLY:
+                    self._steps.replied(reply.microbatch, reply.rank)
+
+    async def _hear_prefill(self) -> None:
+        while True:
+            for bell in await self._kv.notified(timeout_us=None):
+                arrived = decode(bell.immediate)
+                request = self._pool.arrived(arrived.value) if arrived.kind is BellKind.KV else None
+                if request is not None:
+                    await self._hub.send(control.KvReady(request))

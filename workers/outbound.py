@@ -1,0 +1,94 @@
+"""What an attention worker writes for a target, and where: its demand first, on its own lane, then the execution inputs.
+
+On one host the inputs are written once, into this worker's own exchange region, where all FFN workers read them in place; a
+zero-byte write rings each one's bell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from afore.core.demand import DemandVector
+from afore.core.target import Phase, Target
+from afore.core.trace import Tracer
+from afore.models.attention import Routed
+from afore.transport import bells
+from afore.transport.api import Link, RegionKey
+from afore.transport.exchange import InputSlots, ReuseGuard
+from afore.transport.layouts import Layouts
+from afore.transport.mailbox import pack_demand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doors:
+    """Links and regions of one epoch that an attention worker writes through."""
+
+    scheduler: Link
+    """Demand lane."""
+    mailbox_key: RegionKey
+    ffn_N: tuple[Link, ...]
+    """Data lane to every FFN worker."""
+    bell_keys_N: tuple[RegionKey, ...]
+    """The region of each FFN worker on which its bells ring."""
+
+
+class Outbound:
+    """One epoch's writes of one attention worker. ``exchange`` is the memory of its own exchange region."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        epoch: int,
+        doors: Doors,
+        layouts: Layouts,
+        exchange: memoryview,
+        tracer: Tracer,
+        timeout_us: float,
+    ) -> None:
+        self._rank = rank
+        self._epoch = epoch
+        self._doors = doors
+        self._mailbox = layouts.mailbox
+        self._inputs = InputSlots(exchange, layouts.exchange, epoch)
+        self._guard = ReuseGuard(layouts.exchange.num_microbatches, layouts.exchange.num_ffn)
+        self._written_M: list[Target | None] = [None] * layouts.exchange.num_microbatches
+        self._tracer = tracer
+        self._timeout_us = timeout_us
+
+    async def demand(self, target: Target, demand_E: DemandVector) -> None:
+        """Writes the demand vector into its mailbox slot and notifies the scheduler. Raises ``TransportError``."""
+        start_ns = self._tracer.now_ns()
+        await self._doors.scheduler.write(
+            self._doors.mailbox_key,
+            self._mailbox.offset(self._rank, target.microbatch),
+            pack_demand(self._epoch, target, self._rank, Phase.DECODE, demand_E),
+            notify=self._mailbox.immediate(self._rank, target.microbatch),
+            timeout_us=self._timeout_us,
+        )
+        self._tracer.span("demand_write", target, start_ns, self._tracer.now_ns())
+
+    async def inputs(self, target: Target, routed: Routed) -> None:
+        """Writes hidden states, expert ids and weights where the FFN workers read them, and rings every one's bell.
+
+        Raises ``SlotError`` while the slot's previous target may still be read, ``TransportError``.
+        """
+        start_ns = self._tracer.now_ns()
+        self._guard.writing(target)
+        self._inputs.write(target, routed.hidden_TD, routed.ids_TK, routed.weights_TK)
+        self._written_M[target.microbatch] = target
+        bell = bells.INPUTS(self._rank, target.microbatch)
+        for link, key in zip(self._doors.ffn_N, self._doors.bell_keys_N, strict=True):
+            await link.write(key, 0, b"", notify=bell, timeout_us=self._timeout_us)
+        self._tracer.span("a2f", target, start_ns, self._tracer.now_ns())
+
+    def replied(self, target: Target) -> None:
+        """All N workers have replied: none of them reads the slot any more."""
+        for worker in range(len(self._doors.ffn_N)):
+            self._guard.replied(target, worker)
+
+    def abandon(self, microbatch: int) -> None:
+        """The microbatch's target was aborted and all N workers have passed it: none of them reads the slot any more."""
+        target = self._written_M[microbatch]
+        if target is not None:
+            self._guard.abandoned(target)

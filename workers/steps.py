@@ -1,0 +1,203 @@
+"""The attention side of one microbatch's step: layer by layer through the model, the scheduler and the FFN workers.
+
+At most one step of each of the M microbatches runs; while one waits for replies, another computes. Nothing here knows processes or
+files: what is written goes through ``Outbound``, what is computed through ``Compute``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from afore.core import control
+from afore.core.demand import count_demand
+from afore.core.errors import DeadlineExceeded, WireError
+from afore.core.target import Target
+from afore.core.topology import FFN, member_name
+from afore.core.trace import Tracer
+from afore.models.attention import AttentionModel, StepBatch
+from afore.transport.exchange import Replies
+from afore.workers.choosing import choose_rows
+from afore.workers.compute import Compute
+from afore.workers.device.base import Work
+from afore.workers.kv_pool import KvPool
+from afore.workers.outbound import Outbound
+from afore.workers.replies import PendingReplies
+
+
+class GivenUp(Exception):
+    """The engine has cancelled the step."""
+
+
+class _Flight:
+    """One running step: what it waits for, and whether it is still wanted."""
+
+    def __init__(self, work: control.StepWork) -> None:
+        self.work = work
+        self.cancelled = False
+        self._replies: PendingReplies | None = None
+        self._wake: asyncio.Future[None] | None = None
+
+    def expect(self, replies: PendingReplies) -> PendingReplies:
+        """From now on bells concern ``replies``: set before the first byte goes out, so that none is missed."""
+        self._replies = replies
+        return replies
+
+    def rang(self, worker: int) -> None:
+        """A reply's bell; one of another target finds nothing in the slot."""
+        if self._replies is not None and self._replies.look(worker):
+            self._settle()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self._settle()
+
+    async def settled(self) -> None:
+        """Returns once all replies are there or the step is cancelled."""
+        assert self._replies is not None
+        if not (self._replies.complete or self.cancelled):
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        self._wake = self._replies = None
+
+    def check(self) -> None:
+        """Raises ``GivenUp`` once cancelled: stands before every phase, so that a cancelled step writes nothing more."""
+        if self.cancelled:
+            raise GivenUp
+
+    def _settle(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+class Steps:
+    """Runs the steps that the engine announces; ``report`` takes each step's tokens."""
+
+    def __init__(
+        self,
+        *,
+        model: AttentionModel,
+        compute: Compute,
+        pool: KvPool,
+        outbound: Outbound,
+        replies: Replies,
+        num_ffn: int,
+        tracer: Tracer,
+        reply_timeout_us: float,
+        report: Callable[[control.StepDone], Awaitable[None]],
+    ) -> None:
+        self._model = model
+        self._compute = compute
+        self._pool = pool
+        self._outbound = outbound
+        self._replies = replies
+        self._num_ffn = num_ffn
+        self._tracer = tracer
+        self._reply_timeout_us = reply_timeout_us
+        self._report = report
+        self._flights: dict[int, _Flight] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    # What the control loop calls
+
+    def start(self, work: control.StepWork, group: asyncio.TaskGroup) -> None:
+        """Runs a step in ``group``. Raises ``WireError`` when the microbatch's last step was neither reported nor cancelled."""
+        flight = self._flights.get(work.microbatch)
+        if flight is not None and not flight.cancelled:
+            raise WireError(
+                "hub", f"announced step {work.step} of microbatch {work.microbatch} during {flight.work.step}"
+            )
+        previous = self._tasks.get(work.microbatch)
+        flight = self._flights[work.microbatch] = _Flight(work)
+        self._pool.pin(_requests(work))
+        name = f"step m{work.microbatch} s{work.step}"
+        self._tasks[work.microbatch] = group.create_task(self._run(flight, previous), name=name)
+
+    def cancel(self, cancel: control.CancelStep) -> None:
+        """Gives a step up; one that is not running any more is no mistake (its report has crossed the message)."""
+        flight = self._flights.get(cancel.microbatch)
+        if flight is None or flight.work.step != cancel.step:
+            return
+        flight.cancel()
+        # The engine cancels once every FFN worker has passed the aborted target: nobody reads the input slot any more.
+        self._outbound.abandon(cancel.microbatch)
+
+    def replied(self, microbatch: int, worker: int) -> None:
+        """A reply's bell has rung."""
+        flight = self._flights.get(microbatch)
+        if flight is not None:
+            flight.rang(worker)
+
+    # One step
+
+    async def _run(self, flight: _Flight, previous: asyncio.Task[None] | None) -> None:
+        work = flight.work
+        try:
+            if previous is not None and not previous.done():
+                await asyncio.wait({previous})
+            tokens_T = await self._forward(flight)
+            del self._flights[work.microbatch]
+            await self._report(control.StepDone(work.microbatch, work.step, tokens_T))
+        except GivenUp:
+            if self._flights.get(work.microbatch) is flight:
+                del self._flights[work.microbatch]
+        finally:
+            self._pool.unpin(_requests(work))
+
+    async def _forward(self, flight: _Flight) -> tuple[int, ...]:
+        model, run = self._model, self._compute.run
+        batch = self._batch(flight.work)
+        size = {"tokens": batch.num_tokens, "context": batch.context}
+        state = await run(Work("begin", None, **size), partial(model.begin, batch))
+        for layer in model.layers():
+            flight.check()
+            if layer.moe_ordinal is None:
+                await run(Work("dense", None, **size), partial(model.dense, state, layer.index), "attention")
+                continue
+            target = Target(layer.moe_ordinal, flight.work.microbatch, flight.work.step)
+            # 1. Attention, gate and top-k: once.
+            routed = await run(
+                Work("attention", target, **size), partial(model.attend, state, target.layer), "attention"
+            )
+            flight.check()
+            # 2. The demand goes first, on its own lane; 3. then the execution inputs.
+            replies = flight.expect(PendingReplies(self._replies, target, batch.num_tokens, self._num_ffn))
+            await self._outbound.demand(target, count_demand(routed.ids_TK, model.spec.num_experts))
+            flight.check()
+            await self._outbound.inputs(target, routed)
+            # 6. The FFN workers' partial rows; 7. shared experts and residual, and on to the next layer.
+            await self._all_replies(flight, replies)
+            await run(Work("combine", target, **size), partial(self._combine, state, replies), "reduce")
+            self._outbound.replied(target)
+        return await run(Work("sample", None, **size), partial(self._next_tokens, flight.work, state), "sample")
+
+    async def _all_replies(self, flight: _Flight, replies: PendingReplies) -> None:
+        """Waits for all N replies. Raises ``GivenUp``, or ``DeadlineExceeded`` naming who has not replied."""
+        try:
+            async with asyncio.timeout(self._reply_timeout_us * 1e-6):
+                await flight.settled()
+        except TimeoutError:
+            late = ", ".join(member_name(FFN, worker) for worker in replies.missing)
+            raise DeadlineExceeded(late, f"no reply to {replies.target}", "see its log; raise times.step_s") from None
+        flight.check()
+
+    def _combine(self, state: Any, replies: PendingReplies) -> None:
+        self._model.combine(state, replies.target.layer, replies.sum_TD())
+
+    def _next_tokens(self, work: control.StepWork, state: Any) -> tuple[int, ...]:
+        logits_TV = self._model.logits(state)
+        return choose_rows(logits_TV, self._pool.choosers(_requests(work)), [row.position + 1 for row in work.rows])
+
+    def _batch(self, work: control.StepWork) -> StepBatch:
+        rows_T2 = np.array([(row.token, row.position) for row in work.rows], dtype=np.int64)
+        num_blocks = int(rows_T2[:, 1].max()) // self._pool.block_tokens + 1
+        tables_TB = self._pool.block_rows(_requests(work), num_blocks)
+        return StepBatch(np.ascontiguousarray(rows_T2[:, 0]), np.ascontiguousarray(rows_T2[:, 1]), tables_TB)
+
+
+def _requests(work: control.StepWork) -> list[int]:
+    return [row.request for row in work.rows]
