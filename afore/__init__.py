@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from afore.core.version import VERSION as __version__
+
 if TYPE_CHECKING:
     from afore.cluster import Cluster, Token
     from afore.core.config import RunConfig
     from afore.core.topology import Topology
 
-__version__ = "0.1.0"
 __all__ = ["Cluster", "RunConfig", "Token", "Topology", "__version__"]
 
 _HOMES = {

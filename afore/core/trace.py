@@ -27,10 +27,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Final, Literal, NamedTuple, get_args
 
-from afore import __version__
 from afore.core.clock import Clock, WallClock
 from afore.core.errors import HostError
 from afore.core.target import Target
+from afore.core.version import VERSION
 
 TRACE_FORMAT: Final = 1
 DEFAULT_CAPACITY: Final = 1 << 17
@@ -210,7 +210,7 @@ class Tracer:
             "clock_base_ns": self._clock.now_ns() if wall else 0,
             "unix_base_ns": time.time_ns() if wall else None,
             "host": os.uname().nodename if wall else "",
-            "version": __version__,
+            "version": VERSION,
         }
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -273,7 +273,7 @@ def parse_header(line: bytes) -> Header:
         raise ValueError("the first line is no header of a span file")
     if fields["afore_trace"] != TRACE_FORMAT:
         theirs = f"format {fields['afore_trace']!r} of AFORE {fields.get('version')}"
-        raise ValueError(f"written in {theirs}; this is AFORE {__version__}, which reads format {TRACE_FORMAT}")
+        raise ValueError(f"written in {theirs}; this is AFORE {VERSION}, which reads format {TRACE_FORMAT}")
     try:
         return Header(**{name: fields[name] for name in Header._fields})
     except KeyError as error:
