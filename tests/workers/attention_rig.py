@@ -1,0 +1,310 @@
+"""A cluster in one process with real attention and prefill roles, a real hub, and the plainest scheduler and FFN workers.
+
+The scheduler passes a target on once all demand vectors are in its mailbox; the FFN workers read the inputs in place and compute
+the experts they hold by the formula, pair by pair. The test is the engine: it reserves, prefills, announces steps, cancels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import numpy as np
+import torch
+
+from afore.core import control
+from afore.core.clock import Clock, WallClock
+from afore.core.config import RunConfig
+from afore.core.errors import AforeError
+from afore.core.slots import contiguous_primaries
+from afore.core.target import Target
+from afore.core.topology import ATTENTION, PREFILL, SCHEDULER, member_name
+from afore.core.trace import Tracer
+from afore.models.bundle import bundled_model_path
+from afore.models.checkpoint import Checkpoint, ExpertReader
+from afore.serving.hub import Hub
+from afore.transport import bells
+from afore.transport.api import Lane
+from afore.transport.exchange import InputReader, pack_reply
+from afore.transport.layouts import layouts_for
+from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
+from afore.transport.mailbox import Mailbox, VectorState
+from afore.transport.session import HubSession, RoleContext, Stopped
+from afore.workers import attention, prefill
+from afore.workers.checkpoint_models import CheckpointModels
+from afore.workers.crew import crew
+
+HUB_ADDRESS = "hub"
+LONG_US = 30e6
+
+
+class ExpertsOfCheckpoint:
+    """The routed experts of the bundled model, computed by the formula."""
+
+    def __init__(self) -> None:
+        with Checkpoint(bundled_model_path()) as checkpoint:
+            spec = checkpoint.spec
+            reader = ExpertReader(checkpoint)
+            self.spec = spec
+            self.gate_up_LEFD = torch.empty((spec.num_moe_layers, spec.num_experts, *reader.gate_up_shape))
+            self.down_LEDI = torch.empty((spec.num_moe_layers, spec.num_experts, *reader.down_shape))
+            for layer in range(spec.num_moe_layers):
+                for expert in range(spec.num_experts):
+                    reader.read_expert(layer, expert, self.gate_up_LEFD[layer, expert], self.down_LEDI[layer, expert])
+
+    def partial_rows(self, layer: int, mine: set[int], hidden_TD: Any, ids_TK: Any, weights_TK: Any) -> Any:
+        """Sum over the pairs of the experts in ``mine``: float32 [T, D]."""
+        hidden, weights = torch.from_numpy(np.array(hidden_TD)), torch.from_numpy(np.array(weights_TK))
+        out_TD = torch.zeros_like(hidden)
+        for expert in mine & set(np.unique(ids_TK).tolist()):
+            rows, choices = np.nonzero(ids_TK == expert)
+            gate, up = (hidden[rows] @ self.gate_up_LEFD[layer, expert].T).chunk(2, dim=-1)
+            result = (torch.nn.functional.silu(gate) * up) @ self.down_LEDI[layer, expert].T
+            out_TD.index_add_(0, torch.from_numpy(rows), result * weights[rows, choices][:, None])
+        return out_TD.numpy()
+
+
+class Rig:
+    """``async with Rig(config, experts) as rig``: everything is linked and serves. Leaving stops it.
+
+    No role may have failed but those that the test killed or asked for.
+    """
+
+    def __init__(self, config: RunConfig, experts: ExpertsOfCheckpoint, clock: Clock | None = None) -> None:
+        self.config = config
+        self.experts = experts
+        self.clock = WallClock() if clock is None else clock
+        self.world = CheckpointModels()
+        self.network = LoopbackNetwork(self.clock)
+        self.announced: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.swallow: set[Target] = set()
+        """Targets that the scheduler loses: no FFN worker hears of them."""
+        self.swallowed = asyncio.Event()
+        self.serving = asyncio.Event()
+        self.targets: list[Target] = []
+        """Every target that was executed, in order."""
+        self._expected_losses: set[str] = set()
+        self.failures: dict[str, AforeError] = {}
+        """What each role ended with, by name."""
+        self._mail: dict[tuple[Any, ...], asyncio.Future[Any]] = defaultdict(
+            lambda: asyncio.get_running_loop().create_future()
+        )
+        self._vectors: dict[Target, dict[int, Any]] = defaultdict(dict)
+        self._queues_N: list[asyncio.Queue[Target]] = [asyncio.Queue() for _ in range(config.topology.ffn)]
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Rig:
+        self.group = await self._stack.enter_async_context(crew())
+        fabric = LoopbackFabric(self.network, HUB_ADDRESS)
+        self.hub = Hub(fabric, self.config)
+        self.hub.on_member = self._from_member
+        self.hub.on_lost = lambda name, reason: self._mail["lost", name].set_result(reason)
+        self._hub_task = self.group.create_task(self.hub.run(HUB_ADDRESS))
+        await asyncio.sleep(0)
+        self.tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
+        for role, rank in self.config.topology.members():
+            if role != "door":
+                name = member_name(role, rank)
+                self.tasks[role, rank] = self.group.create_task(self._play(role, rank), name=name)
+        async with asyncio.timeout(60):
+            await self.serving.wait()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self.hub.stop("the test has ended")
+        await self._stack.__aexit__(*exc)
+        assert set(self.failures) <= self._expected_losses, self.failures
+
+    async def _play(self, role: str, rank: int) -> None:
+        fabric = LoopbackFabric(self.network, member_name(role, rank))
+        session = await HubSession.join(fabric, HUB_ADDRESS, role, rank, timeout_us=LONG_US)
+        ctx = RoleContext(
+            role=role,
+            rank=rank,
+            config=session.config,
+            clock=self.clock,
+            fabric=fabric,
+            hub=session,
+            tracer=Tracer(member_name(role, rank), self.clock, None),
+        )
+        try:
+            if role == ATTENTION:
+                await attention.serve(ctx, self.world)
+            elif role == PREFILL:
+                await prefill.serve(ctx, self.world)
+            elif role == SCHEDULER:
+                await self._schedule(ctx)
+            else:
+                await self._compute_experts(ctx)
+        except Stopped:
+            pass
+        except AforeError as error:
+            # The hub has been told, or sees the channel end; the test asks for it.
+            self.failures[ctx.name] = error
+        finally:
+            await session.close()
+            await fabric.close()
+
+    # The engine's part
+
+    def _from_member(self, role: str, rank: int, message: control.Message) -> None:
+        match message:
+            case control.Reserved() | control.KvReady():
+                key: tuple[Any, ...] = (type(message), rank, message.request)
+            case control.PrefillDone():
+                key = (type(message), message.request)
+            case control.StepDone():
+                key = (type(message), rank, message.microbatch, message.step)
+            case _:
+                raise AssertionError(f"{role}-{rank} sent {message}")
+        future = self._mail[key]
+        assert not future.done(), f"{message} came twice"
+        future.set_result(message)
+
+    async def mail(self, *key: Any) -> Any:
+        """The message of that key, once it has come."""
+        async with asyncio.timeout(60):
+            return await asyncio.shield(self._mail[key])
+
+    async def loss_of(self, name: str) -> str:
+        """Why the hub lost a role, once it has."""
+        self._expected_losses.add(name)
+        reason: str = await self.mail("lost", name)
+        return reason
+
+    def kill(self, name: str) -> None:
+        """The role's process dies."""
+        self._expected_losses.add(name)
+        self.network.kill(name)
+
+    def has_mail(self, *key: Any) -> bool:
+        return key in self._mail and self._mail[key].done()
+
+    def post(self, role: str, rank: int, message: control.Message) -> None:
+        self.hub.to_member(role, rank, message)
+
+    async def reserve(
+        self, worker: int, request: int, tokens: int, sampling: control.Sampling | None = None
+    ) -> tuple[int, ...]:
+        """The blocks that attention ``worker`` gives the request."""
+        self.post(ATTENTION, worker, control.Reserve(request, tokens, sampling or control.Sampling()))
+        reserved: control.Reserved = await self.mail(control.Reserved, worker, request)
+        return reserved.blocks
+
+    async def admit(
+        self,
+        worker: int,
+        request: int,
+        prompt: Sequence[int],
+        new_tokens: int,
+        sampling: control.Sampling | None = None,
+    ) -> int:
+        """Reserves, prefills and waits until the KV has come; returns the first token."""
+        sampling = sampling or control.Sampling()
+        blocks = await self.reserve(worker, request, len(prompt) + new_tokens, sampling)
+        work = control.PrefillWork(request, tuple(prompt), worker, blocks, sampling)
+        self.post(PREFILL, request % self.config.topology.prefill, work)
+        done: control.PrefillDone = await self.mail(control.PrefillDone, request)
+        await self.mail(control.KvReady, worker, request)
+        return done.token
+
+    def start_step(self, microbatch: int, step: int, rows_A: Mapping[int, Sequence[control.Row]]) -> None:
+        """Announces a step to the scheduler and to the workers that have rows."""
+        counts_A = tuple(len(rows_A.get(worker, ())) for worker in range(self.config.topology.attention))
+        self.announced[microbatch, step] = counts_A
+        for worker, rows in rows_A.items():
+            self.post(ATTENTION, worker, control.StepWork(microbatch, step, tuple(rows)))
+
+    async def step(
+        self, microbatch: int, step: int, rows_A: Mapping[int, Sequence[control.Row]]
+    ) -> dict[int, tuple[int, ...]]:
+        """Runs a step; returns each worker's tokens."""
+        self.start_step(microbatch, step, rows_A)
+        return {worker: (await self.mail(control.StepDone, worker, microbatch, step)).tokens for worker in rows_A}
+
+    # The scheduler's and the FFN workers' part
+
+    async def _schedule(self, ctx: RoleContext) -> None:
+        """Passes each target on, in the order in which its last demand vector comes."""
+        layouts = layouts_for(ctx.config, self.experts.spec)
+        region = ctx.fabric.register(layouts.mailbox.nbytes, label="mailbox")
+        await ctx.hub.send(control.Loaded(0))
+        directory = await ctx.hub.open_epoch(ctx.fabric, lambda epoch, members: {"mailbox": region})
+        mailbox = Mailbox(region.buffer, layouts.mailbox, directory.epoch)
+        await ctx.hub.linked(directory.epoch)
+        self.serving.set()
+
+        async def listen() -> None:
+            while True:
+                for notification in await region.notified(timeout_us=None):
+                    worker, microbatch = layouts.mailbox.from_immediate(notification.immediate)
+                    peeked = mailbox.peek(worker, microbatch)
+                    assert peeked.state is VectorState.OK
+                    assert peeked.target is not None
+                    self._book(mailbox, peeked.target, worker)
+
+        async with crew() as group:
+            group.create_task(listen())
+            while True:
+                await ctx.hub.receive()
+
+    def _book(self, mailbox: Mailbox, target: Target, worker: int) -> None:
+        counts_A = self.announced[target.microbatch, target.step]
+        demand_E = mailbox.take(worker, target.microbatch, target)
+        assert demand_E is not None
+        assert demand_E.sum() == counts_A[worker] * self.experts.spec.experts_per_token
+        vectors = self._vectors[target]
+        vectors[worker] = demand_E
+        if set(vectors) == {a for a, count in enumerate(counts_A) if count}:
+            if target in self.swallow:
+                self.swallow.discard(target)
+                self.swallowed.set()
+                return
+            self.targets.append(target)
+            for queue in self._queues_N:
+                queue.put_nowait(target)
+
+    async def _compute_experts(self, ctx: RoleContext) -> None:
+        """One FFN worker: its experts' share of every target, in order."""
+        topology = ctx.config.topology
+        exchange = layouts_for(ctx.config, self.experts.spec).exchange
+        region = ctx.fabric.register(64, label="bells")
+        await ctx.hub.send(control.Loaded(0))
+        directory = await ctx.hub.open_epoch(ctx.fabric, lambda epoch, members: {"bells": region})
+        keys_A = [directory.key(ATTENTION, a, "exchange") for a in range(topology.attention)]
+        readers_A = [InputReader(ctx.fabric.map(key).buffer, exchange, directory.epoch) for key in keys_A]
+        links_A = [await directory.connect(ATTENTION, a, Lane.DATA) for a in range(topology.attention)]
+        await ctx.hub.linked(directory.epoch)
+        mine = set(
+            np.flatnonzero(contiguous_primaries(self.experts.spec.num_experts, topology.ffn) == ctx.rank).tolist()
+        )
+
+        async def inputs(target: Target, a: int) -> Any:
+            while (found := readers_A[a].read(target.microbatch, target)) is None:
+                for notification in await region.notified(timeout_us=LONG_US):
+                    assert bells.decode(notification.immediate).kind is bells.BellKind.INPUTS
+            return found
+
+        async def work() -> None:
+            while True:
+                target = await self._queues_N[ctx.rank].get()
+                counts_A = self.announced[target.microbatch, target.step]
+                replies = []
+                for a, count in enumerate(counts_A):
+                    if count:
+                        hidden_TD, ids_TK, weights_TK = await inputs(target, a)
+                        assert hidden_TD.shape[0] == count
+                        rows_TD = self.experts.partial_rows(target.layer, mine, hidden_TD, ids_TK, weights_TK)
+                        replies.append((a, pack_reply(exchange, target, ctx.rank, directory.epoch, rows_TD)))
+                for a, reply in replies:
+                    offset = exchange.reply_offset(target.microbatch, ctx.rank)
+                    bell = bells.REPLY(target.microbatch, ctx.rank)
+                    await links_A[a].write(keys_A[a], offset, reply, notify=bell, timeout_us=LONG_US)
+
+        async with crew() as group:
+            group.create_task(work())
+            while True:
+                await ctx.hub.receive()
