@@ -25,14 +25,14 @@ LANES: Final = {
     "attention": ("compute", ("attention", "gate", "sample")),
     "transfer": ("transfer (demand, A2F)", ("demand_write", "a2f")),
     "scheduler": ("plan and publish", ("plan", "publish")),
-    "cpu": ("FFN CPU (read, submit, check)", ("read", "submit", "ready", "wait")),
-    "model": ("model stream", ("gather", "partition", "experts", "reduce")),
+    "cpu": ("FFN CPU (read, submit, check)", ("read", "submit", "ready")),
+    "model": ("model stream", ("gather", "wait", "partition", "experts", "reduce")),
     "migration": ("migration stream", ("copy",)),
     "reply": ("transfer (F2A)", ("reply",)),
     "prefill": ("prefill", ("prefill",)),
     "events": ("events", ()),
 }
-"""Lane: its title, and the spans it shows (Figure 7). Instants and counters are on ``events``."""
+"""Lane: its title, and the spans it shows (Figure 7). ``wait`` is the stream's, never the CPU's. Instants and counters are events."""
 LANE_OF: Final = {span: index for index, (_, spans) in enumerate(LANES.values()) for span in spans}
 EVENTS_LANE: Final = len(LANES) - 1
 TITLES: Final = tuple(title for title, _ in LANES.values())

@@ -217,7 +217,7 @@ def test_lanes_are_those_of_figure_7(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("scheduler", "plan and publish", "publish"),
         ("ffn", "FFN CPU (read, submit, check)", "read"),
         ("ffn", "FFN CPU (read, submit, check)", "submit"),
-        ("ffn", "FFN CPU (read, submit, check)", "wait"),
+        ("ffn", "model stream", "wait"),
         ("ffn", "migration stream", "copy"),
         ("ffn", "model stream", "gather"),
         ("ffn", "model stream", "partition"),
