@@ -218,7 +218,7 @@ class SlotTable:
             and 0 <= share.worker < self._num_workers
             and share.count > 0
             and self._primary_E[share.expert] != share.worker
-            and 0 <= share.slot
+            and share.slot >= 0
             and (share.worker != self.rank or share.slot < self.num_slots)
         )
 

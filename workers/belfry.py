@@ -1,0 +1,37 @@
+"""An FFN worker's doorbells: one region that everyone rings, one coroutine that says what to look at. Bells are hints only."""
+
+from __future__ import annotations
+
+import asyncio
+
+from afore.core.errors import WireError
+from afore.transport.api import Region
+from afore.transport.bells import BellKind, decode
+
+
+class Belfry:
+    """Sets an event for each kind of bell; whoever waits clears it, looks, and waits again."""
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self.plan = asyncio.Event()
+        """The ring has an entry."""
+        self.verdicts = asyncio.Event()
+        """A set of verdicts is complete."""
+        self.inputs = asyncio.Event()
+        """Inputs of some target have come. The sequencer also wakes itself with it."""
+
+    async def run(self) -> None:
+        """Listens. Raises ``RegionRevoked`` once the region is closed, ``WireError`` for a bell that is not for an FFN worker."""
+        events = {
+            BellKind.PLAN: self.plan,
+            BellKind.VERDICTS: self.verdicts,
+            BellKind.INPUTS: self.inputs,
+        }
+        while True:
+            for notification in await self._region.notified(timeout_us=None):
+                bell = decode(notification.immediate)
+                event = events.get(bell.kind)
+                if event is None:
+                    raise WireError(notification.peer, f"rang {bell.kind.name} at an FFN worker", "do versions agree?")
+                event.set()

@@ -1,0 +1,267 @@
+"""The FFN role: its share of the experts, its redundant slots, and every target in ring order.
+
+A life: load the primaries into a region that peers may map; per epoch register the bells, map the peers' experts, the attention
+workers' exchanges and the scheduler's ring, link to all of them; then serve until the hub says stop. Side by side run:
+
+- bells: what may have come;
+- reader: plan entries as they are published → verdict, copies, turn;
+- migrator: watches copies land;
+- sequencer: turn → inputs → waits, partition, experts on the stream;
+- completer: stream done → replies, feedback;
+- control: the hub.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from afore.core import control
+from afore.core.errors import WireError
+from afore.core.slots import StoreLayout, contiguous_primaries
+from afore.core.topology import ATTENTION, FFN, SCHEDULER
+from afore.models.config import ModelSpec
+from afore.transport import bells
+from afore.transport.api import Lane, Link, MappedRegion, Region, RegionKey
+from afore.transport.layouts import Layouts, layouts_for
+from afore.transport.ring import RingReader
+from afore.transport.session import HUB, Directory, HubSession, RoleContext
+from afore.workers.belfry import Belfry
+from afore.workers.crew import crew, reporting
+from afore.workers.device.base import CopyJob
+from afore.workers.experts import StoreShape, store_shapes
+from afore.workers.ffn_world import FfnParts, FfnWorld, Peer, Store
+from afore.workers.group.base import Group
+from afore.workers.group.shared import AttentionPeer
+from afore.workers.migrator import Migrator
+from afore.workers.reader import Reader
+from afore.workers.reports import Reports
+from afore.workers.sequencer import Sequencer, SequencerTimes
+from afore.workers.slot_table import HeldCopy, SlotTable
+from afore.workers.staging import Staging
+
+
+async def serve(ctx: RoleContext, world: FfnWorld) -> None:
+    """Runs the role until the hub stops it. Raises the ``AforeError`` that ended it, after telling the hub."""
+    async with reporting(ctx):
+        with ExitStack() as stack:
+            worker = await _load(ctx, world, stack)
+            bells_region: dict[str, Region] = {}
+
+            def register(epoch: int, members: tuple[control.Member, ...]) -> dict[str, Region]:
+                bells_region["bells"] = ctx.fabric.register(64, label=f"{ctx.name}-bells")
+                return {**bells_region, "experts": worker.region}
+
+            directory = await ctx.hub.open_epoch(ctx.fabric, register)
+            stack.callback(bells_region["bells"].close)
+            epoch = await _connect(ctx, worker, bells_region["bells"], directory, stack)
+            await ctx.hub.linked(directory.epoch)
+            await epoch.serve(ctx.hub)
+
+
+# Load
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What outlives epochs."""
+
+    spec: ModelSpec
+    parts: FfnParts
+    store: Store
+    region: Region
+
+
+async def _load(ctx: RoleContext, world: FfnWorld, stack: ExitStack) -> Worker:
+    spec = world.model_spec(ctx.config)
+    layout, shape = _shapes(ctx, spec)[ctx.rank]
+    parts = world.ffn(ctx)
+    region = ctx.fabric.register(parts.store_nbytes(shape), label=f"{ctx.name}-experts")
+    stack.callback(region.close)
+    store = parts.store(region.buffer, shape, layout)
+    stack.callback(store.close)
+    stack.callback(parts.device.close)  # first of all: no kernel may run over views that are gone
+    total = shape.num_layers * shape.num_primaries
+    await ctx.hub.send(control.Loading(0, total))
+    parts.load(store, lambda done, total: None)
+    await ctx.hub.send(control.Loaded(shape.nbytes))
+    return Worker(spec, parts, store, region)
+
+
+def _shapes(ctx: RoleContext, spec: ModelSpec) -> list[tuple[StoreLayout, StoreShape]]:
+    """Layout and shape of every FFN worker's store."""
+    topology = ctx.config.topology
+    return store_shapes(
+        contiguous_primaries(spec.num_experts, topology.ffn),
+        topology.slots_N,
+        num_layers=spec.num_moe_layers,
+        hidden_size=spec.hidden_size,
+        expert_size=spec.expert_size,
+    )
+
+
+# Connect
+
+
+async def _connect(
+    ctx: RoleContext, worker: Worker, bells_region: Region, directory: Directory, stack: ExitStack
+) -> Epoch:
+    """Maps and links what the epoch needs, and puts the parts together."""
+    layouts = layouts_for(ctx.config, worker.spec)
+    timeout_us = ctx.config.times.control_s * 1e6
+
+    def mapped(role: str, rank: int, label: str, *, writable: bool = False) -> MappedRegion:
+        region = ctx.fabric.map(directory.key(role, rank, label), writable=writable)
+        stack.callback(region.close)
+        return region
+
+    peers_N: list[Peer] = []
+    for rank, (layout, shape) in enumerate(_shapes(ctx, worker.spec)):
+        buffer = worker.region.buffer if rank == ctx.rank else mapped(FFN, rank, "experts").buffer
+        peer = worker.parts.peer(buffer, shape, layout)
+        stack.callback(peer.close)
+        peers_N.append(peer)
+    group = worker.parts.group(
+        rank=ctx.rank,
+        epoch=directory.epoch,
+        layout=layouts.exchange,
+        peers_A=[
+            AttentionPeer(
+                link=await directory.connect(ATTENTION, a, Lane.DATA),
+                key=directory.key(ATTENTION, a, "exchange"),
+                mapped=mapped(ATTENTION, a, "exchange"),
+            )
+            for a in range(ctx.config.topology.attention)
+        ],
+        timeout_us=timeout_us,
+    )
+    stack.callback(group.close)
+    ring = RingReader(mapped(SCHEDULER, 0, "ring", writable=True).buffer, layouts.ring, ctx.rank, directory.epoch)
+    stack.callback(ring.release)
+    reports = Reports(
+        rank=ctx.rank,
+        layout=layouts.feedback,
+        link=await directory.connect(SCHEDULER, 0, Lane.DEMAND),
+        key=directory.key(SCHEDULER, 0, "feedback"),
+        timeout_us=timeout_us,
+    )
+    neighbours = [
+        (await directory.connect(FFN, rank, Lane.DEMAND), directory.key(FFN, rank, "bells"))
+        for rank in range(ctx.config.topology.ffn)
+        if rank != ctx.rank
+    ]
+    return Epoch(
+        ctx,
+        worker,
+        belfry=Belfry(bells_region),
+        layouts=layouts,
+        peers_N=peers_N,
+        group=group,
+        ring=ring,
+        reports=reports,
+        neighbours=neighbours,
+    )
+
+
+class Epoch:
+    """One epoch's service: the worker's coroutines and what they share."""
+
+    def __init__(
+        self,
+        ctx: RoleContext,
+        worker: Worker,
+        *,
+        belfry: Belfry,
+        layouts: Layouts,
+        peers_N: list[Peer],
+        group: Group,
+        ring: RingReader,
+        reports: Reports,
+        neighbours: list[tuple[Link, RegionKey]],
+    ) -> None:
+        topology, times, spec = ctx.config.topology, ctx.config.times, worker.spec
+        self._store = worker.store
+        self._peers_N = peers_N
+        self._rank = ctx.rank
+        self._primaries_E = contiguous_primaries(spec.num_experts, topology.ffn)
+        self._neighbours = neighbours
+        self._timeout_us = times.control_s * 1e6
+        self.table = SlotTable(
+            rank=ctx.rank,
+            num_slots=topology.slots_N[ctx.rank],
+            num_layers=spec.num_moe_layers,
+            num_workers=topology.ffn,
+            primaries_E=self._primaries_E,
+        )
+        self.belfry = belfry
+        self.migrator = Migrator(
+            name=ctx.name,
+            table=self.table,
+            device=worker.parts.device,
+            clock=ctx.clock,
+            tracer=ctx.tracer,
+            make_job=self._copy_job,
+            patience_us=times.target_s * 1e6,
+        )
+        self.sequencer = Sequencer(
+            rank=ctx.rank,
+            device=worker.parts.device,
+            weights=worker.store,
+            group=group,
+            wake=belfry.inputs,
+            migrator=self.migrator,
+            staging_M=[
+                Staging(
+                    max_tokens=topology.attention * layouts.exchange.max_tokens,
+                    hidden_size=spec.hidden_size,
+                    top_k=spec.experts_per_token,
+                    num_rows=worker.store.layout.num_rows,
+                )
+                for _ in range(topology.microbatches)
+            ],
+            clock=ctx.clock,
+            tracer=ctx.tracer,
+            times=SequencerTimes(
+                target_us=times.target_s * 1e6, submission_us=times.step_s * 1e6, compute_us=times.step_s * 1e6
+            ),
+            tile_tokens=ctx.config.planner.tile_tokens,
+            reports=reports,
+        )
+        self.reader = Reader(
+            rank=ctx.rank,
+            ring=ring,
+            table=self.table,
+            migrator=self.migrator,
+            turns=self.sequencer,
+            clock=ctx.clock,
+            tracer=ctx.tracer,
+            plan_bell=belfry.plan,
+            verdict_bell=belfry.verdicts,
+            ring_neighbours=self._ring_neighbours,
+            verdict_timeout_us=times.verdict_s * 1e6,
+        )
+
+    async def serve(self, hub: HubSession) -> None:
+        """Serves until the hub stops the cluster (``Stopped``) or something fails."""
+        async with crew() as tasks:
+            tasks.create_task(self.belfry.run(), name="bells")
+            tasks.create_task(self.reader.run(), name="reader")
+            tasks.create_task(self.migrator.run(), name="migrator")
+            tasks.create_task(self.sequencer.run(), name="sequencer")
+            tasks.create_task(self.sequencer.complete(), name="completer")
+            while True:
+                message = await hub.receive()
+                if not isinstance(message, control.Watch):
+                    raise WireError(HUB, f"sent {type(message).__name__}, which an FFN worker cannot serve")
+
+    async def _ring_neighbours(self, sequence: int) -> None:
+        bell = bells.VERDICTS(sequence)
+        for link, key in self._neighbours:
+            await link.write(key, 0, b"", notify=bell, timeout_us=self._timeout_us)
+
+    def _copy_job(self, held: HeldCopy) -> CopyJob:
+        source = int(self._primaries_E[held.expert])
+        nbytes, run = self._store.copy_closure(
+            held.layer, held.expert, held.slot, self._peers_N[source], held.generation
+        )
+        return CopyJob(source=source, destination=self._rank, nbytes=nbytes, run=run)

@@ -1,0 +1,83 @@
+"""What one target cost on this worker, from the device's own stamps: spans, and the numbers of its feedback record.
+
+Only after the target's ``done``: every event it waited for is done then, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from afore.core.trace import SpanName, Tracer
+from afore.workers.flight import Flight
+from afore.workers.partition import count_tiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """One target on one worker. Times in microseconds; 0 where there is nothing to measure."""
+
+    pairs: int
+    """Token-expert pairs computed here."""
+    replica_pairs: int
+    """Those of them on redundant replicas."""
+    tiles: int
+    tile_us: float
+    """Time of the experts, by tiles."""
+    copies: int
+    """Copies that this target's own entry made here."""
+    copy_us: float
+    """D of the slowest of them, by the number of copies that shared the port with it."""
+    window_us: float
+    """W: from their submission to the stream reaching its wait."""
+    exposed_us: float
+    """Longest time that the stream waited for a slot, of whichever entry."""
+    slack_us: float
+    """W - D, the least of the copies; 0 without copies."""
+
+
+def measure(flight: Flight, tile_tokens: int) -> Measures:
+    """Reads the stamps and pair counts of a finished target, before its buffers are given back."""
+    pairs = flight.staging.pairs
+    rows_S = np.diff(pairs.start_S1)
+    tiles = count_tiles(rows_S, tile_tokens)
+    experts_us = (flight.computed.completed_ns - flight.split.completed_ns) / 1e3
+    reached_ns = flight.reached.completed_ns
+    own = [copy for copy in flight.copies if copy.generation == flight.entry.sequence]
+    landed_ns = max((copy.event.completed_ns for copy in own), default=reached_ns)
+    late_ns = max((copy.event.completed_ns - reached_ns for copy in flight.copies), default=0)
+    submitted_ns = min((copy.submitted_ns for copy in own), default=reached_ns)
+    return Measures(
+        pairs=pairs.count,
+        replica_pairs=int(rows_S[flight.num_primaries :].sum()),
+        tiles=tiles,
+        tile_us=experts_us / tiles if tiles else 0.0,
+        copies=len(own),
+        copy_us=(landed_ns - submitted_ns) / 1e3 / len(own) if own else 0.0,
+        window_us=(reached_ns - submitted_ns) / 1e3,
+        exposed_us=max(0, late_ns) / 1e3,
+        slack_us=(reached_ns - landed_ns) / 1e3,
+    )
+
+
+def trace(flight: Flight, tracer: Tracer) -> None:
+    """The target's spans on the model stream."""
+    if not tracer.enabled:
+        return
+    target, sequence = flight.entry.target, flight.entry.sequence
+    points = (flight.began, flight.reached, flight.ready, flight.split, flight.computed, flight.done)
+    names: tuple[SpanName, ...] = ("gather", "wait", "partition", "experts", "reduce")
+    for name, start, end in zip(names, points, points[1:], strict=False):
+        if name == "wait":
+            tracer.span(
+                name,
+                target,
+                start.completed_ns,
+                end.completed_ns,
+                sequence=sequence,
+                generations=[copy.generation for copy in flight.copies],
+                slots=[copy.slot for copy in flight.copies],
+            )
+        else:
+            tracer.span(name, target, start.completed_ns, end.completed_ns, sequence=sequence)

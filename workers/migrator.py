@@ -1,0 +1,245 @@
+"""Moves experts into redundant slots without ever touching weights that someone still reads (paper §6.2, S and Copy of Figure 7).
+
+The three rules:
+
+1. A copy is held until every earlier target that uses its slot has *enqueued* its compute. Then it is submitted behind a stream
+   wait for that use. (Waiting on an event that nobody has recorded yet would be no wait at all.)
+2. Before the sequencer enqueues a target's waits, it awaits the *submission* (never the completion) of every copy that the
+   target's plan names: ``submitted``. The same reason, seen from the other side.
+3. Readiness belongs to (layer, slot, generation), generation being the sequence of the entry that copies: a target waits for
+   what its own plan names, also where an earlier plan is still filling the slot.
+
+A copy that nobody needs any more still lands, and an ABORT cancels none: the scheduler's projection stays true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from afore.core.clock import Clock, deadline
+from afore.core.errors import DeadlineExceeded, SlotError
+from afore.core.plan import PlanEntry
+from afore.core.target import Target
+from afore.core.trace import Tracer
+from afore.workers.device.base import CopyJob, Device, Event, Work
+from afore.workers.slot_table import HeldCopy, SlotTable
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """A submitted copy: (layer, slot, generation) may be read after ``event``."""
+
+    layer: int
+    slot: int
+    expert: int
+    generation: int
+    target: Target
+    """Of the entry that asked for the copy."""
+    submitted_ns: int
+    begun: Event
+    """The migration stream is past the uses that the copy waited for."""
+    event: Event
+
+
+@dataclass(slots=True)
+class MigrationCounts:
+    """What the progress watch looks at."""
+
+    submitted: int = 0
+    landed: int = 0
+    overdue: int = 0
+    """Times a copy was found still running after the watch's patience."""
+
+
+class Migrator:
+    """One worker's copies. The reader gives it entries, the sequencer tells it what has run; ``run`` watches copies land.
+
+    ``make_job`` turns a held copy into the device's job: source, destination, bytes and the closure that copies.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        table: SlotTable,
+        device: Device,
+        clock: Clock,
+        tracer: Tracer,
+        make_job: Callable[[HeldCopy], CopyJob],
+        patience_us: float,
+    ) -> None:
+        self._name = name
+        self._table = table
+        self._stream = device.migration_stream
+        self._clock = clock
+        self._tracer = tracer
+        self._make_job = make_job
+        self._patience_us = patience_us
+        self._ready: dict[tuple[int, int], Readiness] = {}
+        """The newest *submitted* copy of each slot. Its generation cannot be overtaken while a target still needs it: the next
+        copy into the slot is held until that target has enqueued."""
+        self._last_use: dict[tuple[int, int], Event] = {}
+        self._any_submitted = asyncio.Event()
+        self._flying: asyncio.Queue[list[Readiness]] = asyncio.Queue()
+        self.counts = MigrationCounts()
+
+    # Called by the reader
+
+    def take(self, entry: PlanEntry) -> None:
+        """Takes an entry that all N accepted, in ring order: notes which slots its target uses, and its copies."""
+        self._table.apply(entry)
+        self._start()
+
+    # Called by the sequencer
+
+    def arrived(self, sequence: int, before: Event | None) -> None:
+        """The entry's turn has come: its start=arrival copies may go, once the stream is past ``before`` (the target ahead of it).
+
+        The host runs ahead of the stream: without that wait the copies would overlap with compute after all.
+        """
+        if self._table.arrived(sequence):
+            self._start(sequence, before)
+
+    def enqueued(self, sequence: int, use: Event) -> None:
+        """The target's compute is enqueued and ``use`` recorded behind it: after ``use`` its slots may be overwritten."""
+        for key in self._table.let_go(sequence, enqueued=True):
+            self._last_use[key] = use
+        self._start()
+
+    def skipped(self, sequence: int) -> None:
+        """The target will not run here: it lets go of its slots. Its copies stay."""
+        self._table.let_go(sequence, enqueued=False)
+        self._start()
+
+    async def submitted(self, layer: int, slot: int, generation: int, *, timeout_us: float) -> Readiness:
+        """Awaits the submission of the copy that made this generation; its event is recorded by then.
+
+        Raises ``DeadlineExceeded`` when the copy stays held, ``SlotError`` when the slot was filled anew meanwhile (a defect).
+        """
+        key = (layer, slot)
+        ready = self._ready.get(key)
+        if ready is None or ready.generation < generation:
+            async with deadline(
+                timeout_us,
+                peer=self._name,
+                operation=f"submission of the copy of generation {generation} into layer {layer} slot {slot}",
+                hint="an earlier target still holds the slot; see the trace of this worker",
+            ):
+                while ready is None or ready.generation < generation:
+                    self._any_submitted.clear()
+                    await self._any_submitted.wait()
+                    ready = self._ready.get(key)
+        if ready.generation != generation:
+            raise SlotError(
+                f"{self._name}: layer {layer} slot {slot} holds generation {ready.generation}, but a target of generation "
+                f"{generation} has not run yet"
+            )
+        return ready
+
+    # Watching
+
+    async def run(self) -> None:
+        """Awaits each batch of copies, in order; warns about copies that do not land, and goes on waiting. Never returns."""
+        while True:
+            batch = await self._flying.get()
+            while True:
+                try:
+                    await batch[0].event.wait(timeout_us=self._patience_us)
+                    break
+                except DeadlineExceeded:
+                    self.counts.overdue += 1
+                    _log.warning(
+                        "%s: %d copies submitted for %s have not landed after %g s; later targets that need them wait",
+                        self._name,
+                        len(batch),
+                        batch[0].target,
+                        (self._clock.now_ns() - batch[0].submitted_ns) / 1e9,
+                    )
+            for ready in batch:
+                self._landed(ready)
+
+    def _landed(self, ready: Readiness) -> None:
+        self.counts.landed += 1
+        self._table.landed(ready.layer, ready.slot, ready.generation)
+        self._tracer.span(
+            "copy",
+            ready.target,
+            ready.begun.completed_ns,
+            ready.event.completed_ns,
+            submitted_ns=ready.submitted_ns,
+            sequence=ready.generation,
+            layer=ready.layer,
+            slot=ready.slot,
+            generation=ready.generation,
+            expert=ready.expert,
+        )
+
+    # Submitting
+
+    def _start(self, arrived: int = -1, before: Event | None = None) -> None:
+        """Submits what may start. Copies of the entry ``arrived`` also wait for ``before``."""
+        startable = self._table.take_startable()
+        if not startable:
+            return
+        # A batch has one completion event, and its copies may run side by side: two fills of one slot must not share one, and
+        # what need not wait for a use goes ahead of what must.
+        free: list[HeldCopy] = []
+        behind: list[HeldCopy] = []
+        again: list[HeldCopy] = []
+        uses: list[Event] = []
+        seen: set[tuple[int, int]] = set()
+        for held in startable:
+            key = (held.layer, held.slot)
+            if key in seen:
+                again.append(held)
+                continue
+            seen.add(key)
+            waits = [
+                use for use in (self._last_use.pop(key, None), before if held.generation == arrived else None) if use
+            ]
+            waits = [use for use in waits if not use.done]
+            uses += waits
+            (behind if waits else free).append(held)
+        if free:
+            self._submit(free, ())
+        if behind:
+            self._submit(behind, uses)
+        for held in again:
+            self._submit([held], ())
+        self._any_submitted.set()
+
+    def _submit(self, batch: Sequence[HeldCopy], uses: Sequence[Event]) -> None:
+        begin_ns = self._clock.now_ns()
+        target = batch[0].target
+        for use in dict.fromkeys(uses):
+            self._stream.wait(use)
+        begun = self._stream.record()
+        jobs = [self._make_job(held) for held in batch]
+        self._stream.copy(Work("copy", target, nbytes=sum(job.nbytes for job in jobs)), jobs)
+        event = self._stream.record()
+        self._stream.flush()
+        submitted = [
+            Readiness(
+                layer=held.layer,
+                slot=held.slot,
+                expert=held.expert,
+                generation=held.generation,
+                target=held.target,
+                submitted_ns=begin_ns,
+                begun=begun,
+                event=event,
+            )
+            for held in batch
+        ]
+        for ready in submitted:
+            self._ready[ready.layer, ready.slot] = ready
+        self.counts.submitted += len(batch)
+        self._flying.put_nowait(submitted)
+        self._tracer.span(
+            "submit", target, begin_ns, self._clock.now_ns(), sequence=batch[0].generation, copies=len(batch)
+        )

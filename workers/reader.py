@@ -1,0 +1,190 @@
+"""Reads the plan ring: every entry as soon as it is published, in order, far ahead of execution (R and S of Figure 7).
+
+    judge → store verdict → (wait for all N) → copies to the migrator, target to the sequencer → move the cursor
+
+Any refusal: no copies, no bindings, the target runs on primaries everywhere. All workers see the same N verdicts, so all agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from afore.core.clock import Clock
+from afore.core.errors import DeadlineExceeded, WireError
+from afore.core.plan import EntryKind, PlanEntry, Verdict
+from afore.core.topology import FFN, SCHEDULER, member_name
+from afore.core.trace import Tracer
+from afore.transport.entry import Refusal
+from afore.transport.ring import RingReader
+from afore.workers.migrator import Migrator
+from afore.workers.slot_table import SlotTable
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An entry on its way to execution. ``entry`` has no shares and copies where its plan was refused."""
+
+    entry: PlanEntry
+    refused: bool
+    read_ns: int
+
+
+class TurnQueue(Protocol):
+    """The sequencer, as the reader sees it."""
+
+    def put(self, turn: Turn) -> None:
+        """Takes the next entry in order."""
+        ...
+
+    def abort(self, sequence: int) -> None:
+        """The target of this sequence is cancelled: skip it if its inputs are still awaited."""
+        ...
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """What was read. ``refused`` counts plans refused by any worker, ``refused_here`` those that this one refused."""
+
+    entries: int = 0
+    refused: int = 0
+    refused_here: int = 0
+    aborts: int = 0
+
+
+class Reader:
+    """One worker's reading of the ring. ``plan_bell`` and ``verdict_bell`` are set when those bells ring (hints only);
+    ``ring_neighbours`` wakes the other FFN workers once the set of verdicts of a sequence is complete.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        ring: RingReader,
+        table: SlotTable,
+        migrator: Migrator,
+        turns: TurnQueue,
+        clock: Clock,
+        tracer: Tracer,
+        plan_bell: asyncio.Event,
+        verdict_bell: asyncio.Event,
+        ring_neighbours: Callable[[int], Awaitable[None]],
+        verdict_timeout_us: float,
+    ) -> None:
+        self._rank = rank
+        self._ring = ring
+        self._table = table
+        self._migrator = migrator
+        self._turns = turns
+        self._clock = clock
+        self._tracer = tracer
+        self._plan_bell = plan_bell
+        self._verdict_bell = verdict_bell
+        self._ring_neighbours = ring_neighbours
+        self._verdict_timeout_us = verdict_timeout_us
+        self.counts = ReadCounts()
+
+    async def run(self) -> None:
+        """Never returns. Raises ``DeadlineExceeded`` naming who has not judged an entry, ``WireError`` for an unreadable one."""
+        while True:
+            self._plan_bell.clear()
+            published = self._ring.peek()
+            if published is None:
+                await self._plan_bell.wait()
+                continue
+            begin_ns = self._clock.now_ns()
+            entry, verdict = self._judge(published)
+            agreed = await self._agree(entry, verdict)
+            self._act(entry, agreed, begin_ns)
+            self._ring.advance(self._clock.now_ns())
+            self._tracer.span("read", entry.target, begin_ns, self._clock.now_ns(), sequence=entry.sequence)
+
+    # Judge
+
+    def _judge(self, published: PlanEntry | Refusal) -> tuple[PlanEntry, Verdict]:
+        if isinstance(published, PlanEntry):
+            verdict = self._table.judge(published)
+            if verdict is not Verdict.ACCEPTED:
+                self._warn_refused(
+                    published.sequence, verdict, "its bindings are not those of this worker's slot table"
+                )
+            return published, verdict
+        self._warn_refused(published.sequence, published.verdict, published.reason)
+        if published.entry is None:
+            # Without its header nobody knows which target this is: it could not even run on primaries.
+            self._ring.store_verdict(published.sequence, published.verdict)
+            raise WireError(
+                member_name(SCHEDULER, 0), f"ring entry {published.sequence} cannot be read: {published.reason}"
+            )
+        return published.entry, published.verdict
+
+    def _warn_refused(self, sequence: int, verdict: Verdict, reason: str) -> None:
+        self.counts.refused_here += 1
+        _log.warning(
+            "%s refuses plan %d (%s): %s; its target runs on primaries",
+            member_name(FFN, self._rank),
+            sequence,
+            verdict.name,
+            reason,
+        )
+
+    # Agree
+
+    async def _agree(self, entry: PlanEntry, verdict: Verdict) -> bool:
+        """Whether all N workers accept."""
+        completed = self._ring.store_verdict(entry.sequence, verdict)
+        if verdict is Verdict.ACCEPTED and not self._table.needs_agreement(entry):
+            # No binding is made, used or copied: the target runs on primaries whatever the others say, so nobody need wait.
+            return True
+        if completed:
+            await self._ring_neighbours(entry.sequence)
+        if verdict is not Verdict.ACCEPTED:
+            # One refusal decides, and it is mine.
+            return False
+        verdicts = await self._all_verdicts(entry.sequence)
+        return all(verdict is Verdict.ACCEPTED for verdict in verdicts)
+
+    async def _all_verdicts(self, sequence: int) -> tuple[Verdict, ...]:
+        try:
+            async with asyncio.timeout(self._verdict_timeout_us * 1e-6):
+                while True:
+                    self._verdict_bell.clear()
+                    verdicts = self._ring.verdicts(sequence)
+                    if Verdict.NONE not in verdicts:
+                        return verdicts
+                    await self._verdict_bell.wait()
+        except TimeoutError:
+            verdicts = self._ring.verdicts(sequence)
+            silent = ", ".join(member_name(FFN, w) for w, v in enumerate(verdicts) if v is Verdict.NONE)
+            if not silent:
+                return verdicts
+            raise DeadlineExceeded(
+                silent,
+                f"no verdict on plan {sequence} within {self._verdict_timeout_us / 1e6:g} s",
+                "see its log; raise times.verdict_s",
+            ) from None
+
+    # Act
+
+    def _act(self, entry: PlanEntry, agreed: bool, begin_ns: int) -> None:
+        self.counts.entries += 1
+        if entry.kind is EntryKind.ABORT:
+            self.counts.aborts += 1
+            self._tracer.instant(
+                "abort", self._clock.now_ns(), entry.target, sequence=entry.sequence, cancels=entry.cancels
+            )
+            self._turns.abort(entry.cancels)
+            return
+        if agreed:
+            self._migrator.take(entry)
+        else:
+            self.counts.refused += 1
+            self._tracer.instant("refused", self._clock.now_ns(), entry.target, sequence=entry.sequence)
+            entry = replace(entry, shares=(), copies=())
+        self._turns.put(Turn(entry, refused=not agreed, read_ns=begin_ns))

@@ -1,0 +1,66 @@
+"""What an FFN worker tells the scheduler of each target, one-sided: costs, missing inputs, targets it skipped."""
+
+from __future__ import annotations
+
+from afore.core.plan import PlanEntry
+from afore.transport import bells
+from afore.transport.api import Link, RegionKey
+from afore.transport.feedback import FeedbackFlags, FeedbackLayout, FeedbackRecord, FeedbackWriter
+from afore.workers.flight import Flight
+from afore.workers.measures import Measures
+
+
+class Reports:
+    """One worker's records into the scheduler's feedback region. ``link``: DEMAND lane."""
+
+    def __init__(self, *, rank: int, layout: FeedbackLayout, link: Link, key: RegionKey, timeout_us: float) -> None:
+        self._rank = rank
+        self._writer = FeedbackWriter(layout, rank)
+        self._link = link
+        self._key = key
+        self._timeout_us = timeout_us
+
+    async def finished(self, flight: Flight, measures: Measures) -> None:
+        """The target ran and its replies are written."""
+        flags = FeedbackFlags.NONE
+        if flight.refused:
+            flags |= FeedbackFlags.REFUSED
+        if flight.compute.mismatched and flight.entry.shares:
+            flags |= FeedbackFlags.PRIMARIES
+        await self._send(
+            FeedbackRecord(
+                epoch=flight.entry.epoch,
+                sequence=flight.entry.sequence,
+                worker=self._rank,
+                target=flight.entry.target,
+                tile_us=measures.tile_us,
+                copy_us=measures.copy_us,
+                window_us=measures.window_us,
+                exposed_us=measures.exposed_us,
+                slack_us=measures.slack_us,
+                copies=measures.copies,
+                tiles=measures.tiles,
+                pairs=measures.pairs,
+                replica_pairs=measures.replica_pairs,
+                flags=flags,
+            )
+        )
+
+    async def missing(self, entry: PlanEntry) -> None:
+        """The target's inputs are late: the scheduler aborts it, or they come after all."""
+        await self._short(entry, FeedbackFlags.MISSING)
+
+    async def skipped(self, entry: PlanEntry) -> None:
+        """The target was aborted and this worker has passed it: a record without work."""
+        await self._short(entry, FeedbackFlags.NONE)
+
+    async def _short(self, entry: PlanEntry, flags: FeedbackFlags) -> None:
+        record = FeedbackRecord(
+            epoch=entry.epoch, sequence=entry.sequence, worker=self._rank, target=entry.target, flags=flags
+        )
+        await self._send(record)
+
+    async def _send(self, record: FeedbackRecord) -> None:
+        offset, packed = self._writer.next(record)
+        bell = bells.FEEDBACK(self._rank)
+        await self._link.write(self._key, offset, packed, notify=bell, timeout_us=self._timeout_us)
