@@ -32,7 +32,7 @@ LANES: Final = {
     "prefill": ("prefill", ("prefill",)),
     "events": ("events", ()),
 }
-"""Lane: its title, and the spans it shows (Figure 7). ``wait`` is the stream's, never the CPU's. Instants and counters are events."""
+"""Lane: its title, and the spans it shows (Figure 7). ``wait`` is the stream's, never the CPU's. Instants, counters: events."""
 LANE_OF: Final = {span: index for index, (_, spans) in enumerate(LANES.values()) for span in spans}
 EVENTS_LANE: Final = len(LANES) - 1
 TITLES: Final = tuple(title for title, _ in LANES.values())
