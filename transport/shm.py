@@ -1,0 +1,344 @@
+"""``shm``: processes of one host that write into each other's POSIX shared memory.
+
+A write is a copy into the mapped region; a notification is an entry of the link's ring and a tick of the receiver's eventfd,
+which only says "look": one look takes everything from every link. Nothing spins, nothing threads. What killed processes leave
+behind is removed by ``sweep_stale``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import os
+import socket
+import struct
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from afore.core.clock import deadline
+from afore.core.errors import AccessRefused, ConfigError, HostError, LinkClosed, WireError
+from afore.transport.api import ChannelHandler, Lane, RegionKey
+from afore.transport.buffers import require_nbytes
+from afore.transport.channel import StreamChannel
+from afore.transport.greeter import Greeter
+from afore.transport.handlers import HandlerTasks
+from afore.transport.handshake import Hello, Identity, Purpose, admit, introduce
+from afore.transport.queues import Inbox
+from afore.transport.shm_config import ShmConfig
+from afore.transport.shm_link import InboundLink, MappingCache, ShmLink
+from afore.transport.shm_region import ShmMapping, ShmRegion
+from afore.transport.shm_ring import create_ring_fd
+from afore.transport.shm_segments import Mapping, Segment, clean_label
+from afore.transport.shm_sweep import RunDirectory, sweep_stale
+from afore.transport.sockets import close_all, connect_unix, require_same_user
+
+__all__ = ["ShmConfig", "ShmFabric", "ShmMapping", "ShmRegion", "sweep_stale"]
+
+_SLOTS = struct.Struct("<I")
+_LINK_FDS = 3
+
+
+class ShmFabric:
+    """One endpoint of the shm fabric; a ``Fabric``. Used in the event loop that runs when it is made."""
+
+    def __init__(self, config: ShmConfig) -> None:
+        """Listens at an address of its own. Raises ``HostError`` (directory, descriptors), ``ConfigError`` (a secret too short)."""
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._regions: dict[int, ShmRegion] = {}
+        self._inboxes: dict[int, Inbox] = {}
+        self._mappings: dict[ShmMapping, None] = {}
+        self._cache = MappingCache(config.root)
+        self._links: dict[ShmLink, None] = {}
+        self._inbound: dict[InboundLink, None] = {}
+        self._channels: dict[StreamChannel, None] = {}
+        self._greeter = Greeter(timeout_us=config.handshake_timeout_us)
+        self._own_handler: ChannelHandler | None = None
+        self._doorbell_fd = _new_eventfd()
+        try:
+            self._directory, self._identity = self._settle()
+        except BaseException:
+            os.close(self._doorbell_fd)
+            raise
+        self._handlers = HandlerTasks(self.address)
+        self._loop.add_reader(self._doorbell_fd, self._on_doorbell)
+        self._open = True
+
+    @classmethod
+    def create(cls, run_id: str, label: str) -> ShmFabric:
+        """The first endpoint of a new run, after a sweep of what dead runs left. Raises ``ConfigError`` where ``run_id`` lives."""
+        config = ShmConfig(run_id=run_id, label=label)
+        sweep_stale(config.root)
+        if os.path.lexists(config.run_directory):
+            raise ConfigError(
+                "run_id", f"a run named {run_id!r} is alive ({config.run_directory})", "choose another name"
+            )
+        return cls(config)
+
+    @classmethod
+    def open(cls, run_directory: str | os.PathLike[str], label: str) -> ShmFabric:
+        """A further endpoint of a run. Raises ``ConfigError`` where there is none."""
+        path = os.fspath(run_directory)
+        if not os.path.isdir(path):
+            raise ConfigError(
+                "run_directory", f"{path} is no run's directory", "start the run first, or check the name"
+            )
+        return cls(ShmConfig.joining(path, label))
+
+    def _settle(self) -> tuple[RunDirectory, Identity]:
+        """Joins the run's directory and listens at the first address that is free there."""
+        config = self._config
+        for number in itertools.count():
+            directory = RunDirectory(config.run_directory)
+            address = f"{config.run_directory}/{clean_label(config.label)}-{os.getpid()}-{number}"
+            try:
+                if not os.path.lexists(address):
+                    secret = config.secret or directory.secret()
+                    identity = Identity(address=address, secret=secret, version=config.version)
+                    self._greeter.listen(address, identity, self._own_purposes, self._welcome_own)
+                    return directory, identity
+            except FileNotFoundError:
+                pass  # whoever left last has just removed the directory
+            except BaseException:
+                directory.close(remove=config.directory is None)
+                raise
+            directory.close(remove=False)
+        raise AssertionError("unreachable: there is always another number")
+
+    @property
+    def name(self) -> str:
+        return "shm"
+
+    @property
+    def address(self) -> str:
+        return self._identity.address
+
+    @property
+    def run_directory(self) -> Path:
+        """Where the run's sockets live; with it, other processes join by ``open``."""
+        return Path(self._directory.path)
+
+    @property
+    def maps_memory(self) -> bool:
+        return True
+
+    @property
+    def refusals(self) -> Counter[str]:
+        """Connections that were refused, by the error's name."""
+        return self._greeter.refusals
+
+    # Memory
+
+    def register(self, nbytes: int, *, label: str) -> ShmRegion:
+        self._require_open()
+        require_nbytes(nbytes, label)
+        number = next(self._numbers)
+        assert number < 1 << 32
+        segment = Segment(
+            self._config.root, self._config.run_id, label=label, region=number, nbytes=nbytes, address=self.address
+        )
+        key = RegionKey("shm", self.address, number, nbytes, segment.name)
+        region = ShmRegion(segment, key, label, look=self._look, forget=self._forget_region)
+        self._regions[number] = region
+        self._inboxes[number] = region.inbox
+        return region
+
+    def _forget_region(self, region: ShmRegion) -> None:
+        self._regions.pop(region.key.region, None)
+        self._inboxes.pop(region.key.region, None)
+
+    def map(self, key: RegionKey, *, writable: bool = False) -> ShmMapping:
+        self._require_open()
+        if key.fabric != "shm":
+            raise AccessRefused(key.address, f"cannot map memory of fabric {key.fabric}", "write into it over a link")
+        mapping = ShmMapping(Mapping(self._config.root, key, writable=writable), forget=self._forget_mapping)
+        self._mappings[mapping] = None
+        return mapping
+
+    def _forget_mapping(self, mapping: ShmMapping) -> None:
+        self._mappings.pop(mapping, None)
+
+    # Notifications
+
+    def _look(self) -> None:
+        """Takes what every link has published, and wakes each touched region's reader once."""
+        touched: dict[Inbox, None] = {}
+        for link in list(self._inbound):
+            try:
+                link.drain(touched)
+            except WireError as error:
+                self.refusals[type(error).__name__] += 1
+        for inbox in touched:
+            inbox.wake()
+
+    def _on_doorbell(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._doorbell_fd)
+        self._look()
+
+    # Links
+
+    async def connect(self, address: str, lane: Lane, *, timeout_us: float) -> ShmLink:
+        self._require_open()
+        async with deadline(timeout_us, peer=address, operation="connect"):
+            sock = await connect_unix(address)
+            try:
+                require_same_user(sock, address, os.geteuid())
+                reply, fds = await introduce(
+                    sock, self._identity, Purpose.LINK, lane, peer=address, reply_bytes=_SLOTS.size, max_fds=_LINK_FDS
+                )
+            except BaseException:
+                sock.close()
+                raise
+        try:
+            self._require_open()
+            if len(fds) != _LINK_FDS:
+                raise WireError(
+                    address, f"it sent {len(fds)} descriptors for a link", "raise the limit on open files (ulimit -n)"
+                )
+            link = ShmLink(
+                sock,
+                (fds[0], fds[1], fds[2]),
+                _SLOTS.unpack(reply)[0],
+                peer=address,
+                lane=lane,
+                mappings=self._cache,
+                forget=self._forget_link,
+            )
+        except BaseException:
+            sock.close()
+            close_all(fds)
+            raise
+        self._links[link] = None
+        return link
+
+    def _forget_link(self, link: ShmLink) -> None:
+        self._links.pop(link, None)
+
+    def _own_purposes(self) -> frozenset[Purpose]:
+        return frozenset({Purpose.LINK} if self._own_handler is None else {Purpose.LINK, Purpose.CHANNEL})
+
+    async def _welcome_own(self, sock: socket.socket, hello: Hello) -> None:
+        if hello.purpose is Purpose.LINK:
+            self._welcome_link(sock, hello)
+        else:
+            assert self._own_handler is not None
+            await self._welcome_channel(sock, hello, self._own_handler)
+
+    def _welcome_link(self, sock: socket.socket, hello: Hello) -> None:
+        slots = self._config.ring_slots
+        fds: list[int] = []
+        try:
+            fds += [create_ring_fd(slots), _new_eventfd()]
+            # Known to the doorbell before the writer can ring it.
+            link = InboundLink(
+                sock, fds[0], fds[1], slots, peer=hello.address, inboxes=self._inboxes, forget=self._forget_inbound
+            )
+        except BaseException:
+            close_all(fds)
+            sock.close()
+            raise
+        self._inbound[link] = None
+        try:
+            admit(sock, self._identity, hello, reply=_SLOTS.pack(slots), fds=(fds[0], self._doorbell_fd, fds[1]))
+        except BaseException:
+            link.close()
+            raise
+        finally:
+            os.close(fds[0])
+
+    def _forget_inbound(self, link: InboundLink) -> None:
+        self._inbound.pop(link, None)
+
+    # Channels
+
+    async def listen(self, address: str, handler: ChannelHandler) -> None:
+        """As ``Fabric.listen``; ``address`` is this endpoint's own, a path, or a name in the run's directory."""
+        self._require_open()
+        path = self._resolve(address)
+        if path == self.address:
+            if self._own_handler is not None:
+                raise HostError(path, "it has a listener already", "listen at another address")
+            self._own_handler = handler
+            return
+
+        async def welcome(sock: socket.socket, hello: Hello) -> None:
+            await self._welcome_channel(sock, hello, handler)
+
+        identity = dataclasses.replace(self._identity, address=path)
+        try:
+            self._greeter.listen(path, identity, lambda: frozenset({Purpose.CHANNEL}), welcome)
+        except FileNotFoundError:
+            raise HostError(path, "its directory does not exist", "make it, or choose another address") from None
+
+    async def _welcome_channel(self, sock: socket.socket, hello: Hello, handler: ChannelHandler) -> None:
+        try:
+            admit(sock, self._identity, hello)
+        except BaseException:
+            sock.close()
+            raise
+        self._handlers.start(handler, await self._channel(sock, hello.address))
+
+    async def dial(self, address: str, *, timeout_us: float) -> StreamChannel:
+        self._require_open()
+        path = self._resolve(address)
+        async with deadline(timeout_us, peer=address, operation="dial"):
+            sock = await connect_unix(path)
+            try:
+                require_same_user(sock, path, os.geteuid())
+                await introduce(sock, self._identity, Purpose.CHANNEL, Lane.CONTROL, peer=address)
+                self._require_open()
+            except BaseException:
+                sock.close()
+                raise
+            return await self._channel(sock, address)
+
+    async def _channel(self, sock: socket.socket, peer: str) -> StreamChannel:
+        channel = await StreamChannel.over(sock, peer=peer, limit=self._config.message_limit)
+        self._channels[channel] = None
+        channel.on_gone = self._forget_channel
+        return channel
+
+    def _forget_channel(self, channel: StreamChannel) -> None:
+        self._channels.pop(channel, None)
+
+    def _resolve(self, address: str) -> str:
+        return address if "/" in address else f"{self._directory.path}/{address}"
+
+    # The end
+
+    async def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._doorbell_fd)
+            for region in list(self._regions.values()):
+                region.close()
+            for mapping in list(self._mappings):
+                mapping.close()
+            for link in list(self._links):
+                link.shut()
+            for inbound in list(self._inbound):
+                inbound.close()
+            os.close(self._doorbell_fd)
+            self._handlers.cancel()
+        await self._greeter.close()
+        await self._handlers.ended()
+        if self._channels:
+            await asyncio.gather(*[channel.close() for channel in self._channels])
+        self._directory.close(remove=self._config.directory is None)
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise LinkClosed(self.address, "this endpoint is closed", "open a new one")
+
+
+def _new_eventfd() -> int:
+    try:
+        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    except OSError as error:
+        raise HostError(
+            "file descriptors", f"cannot make a doorbell: {error.strerror}", "raise the limit on open files (ulimit -n)"
+        ) from error
