@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig, Glm4MoeConfig, Glm4MoeForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from afore.models.bundle import bundled_model_path
 from afore.models.checkpoint import INDEX_FILE, SINGLE_FILE
+from afore.models.quiet import no_progress_bar, one_thread
 
 _RANDOM_DEFAULTS: dict[str, Any] = {
     "vocab_size": 512,
@@ -71,7 +70,7 @@ class Reference:
     """``transformers``' model of a checkpoint directory, loaded by ``transformers`` itself."""
 
     def __init__(self, path: str | Path, dtype: torch.dtype = torch.float32) -> None:
-        with one_thread(), _no_progress_bar():
+        with one_thread(), no_progress_bar():
             self._model = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype, local_files_only=True)
         self._eos = self._model.generation_config.eos_token_id
         # What a call leaves unset is taken from here: a checkpoint's own end tokens, penalties, sampling. Greedy knows none.
@@ -126,29 +125,6 @@ def reference_generate(
     return [reference.generate(ids, count) for ids, count in zip(prompts_ids, counts, strict=True)]
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Runs the block with one torch thread, and puts the number back."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Loading draws a bar on stderr; the switch is transformers' own global one, put back afterwards."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
-
-
 def random_checkpoint(
     directory: str | Path,
     *,
@@ -180,7 +156,7 @@ def random_checkpoint(
                 tensor.normal_(0.0, 0.05)
             elif not name.endswith("inv_freq"):
                 tensor.data = tensor.data.to(dtype)
-        with _no_progress_bar():
+        with no_progress_bar():
             model.save_pretrained(str(path), **({} if max_shard_size is None else {"max_shard_size": max_shard_size}))
     if mtp_layer:
         _add_mtp_layer(path, model_config.num_hidden_layers, model_config.hidden_size)
