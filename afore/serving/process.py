@@ -6,11 +6,13 @@ The same ``run_role`` serves a role in a process of its own and in a process wit
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -68,6 +70,8 @@ def run_process(spec: ProcessSpec, *, lifeline: int | None) -> int:
 
     ``lifeline`` is a descriptor whose end of file means that the supervisor is gone.
     """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(spec.name[:15])  # what ps, top and debuggers show
     logging.basicConfig(
         level=spec.log_level.upper(), format=f"%(asctime)s {spec.name} %(levelname)s %(message)s", force=True
     )

@@ -1,0 +1,142 @@
+"""The launcher as a command: the demo, orderly and disorderly ends, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.serving.launcher import Launcher, gone, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
+SMALL = ("--topology.attention", "1", "--topology.ffn", "2")
+GONE_S = 5.0
+KEYS = {
+    "requests",
+    "completed",
+    "tokens",
+    "tokens_per_second",
+    "ttft_ms",
+    "itl_ms",
+    "imbalance",
+    "migration",
+    "policy",
+    "topology",
+}
+
+
+def test_demo_prints_the_table_and_writes_the_keys(tmp_path: Path) -> None:
+    results = {}
+    for policy in ("afore", "static"):
+        out = tmp_path / f"{policy}.json"
+        launcher = Launcher("--demo", "--json", str(out), "--policy", policy)
+        status, stdout, stderr = launcher.end()
+        assert status == 0, stderr
+        assert launcher.leftovers() == []
+        result = results[policy] = json.loads(out.read_text())
+        assert set(result) >= KEYS
+        assert result["requests"] == result["completed"] == 32
+        assert result["tokens"] == sum(len(answer["token_ids"]) for answer in result["answers"])
+        assert result["ttft_ms"]["p50"] > 0
+        assert result["itl_ms"]["p95"] >= result["itl_ms"]["p50"] > 0
+        for text in ("tile imbalance", "max over FFN workers", "nothing of throughput on GPUs"):
+            assert text in " ".join(stdout.split())
+    afore, static = results["afore"], results["static"]
+    assert static["migration"]["copies"] == 0
+    assert [a["token_ids"] for a in afore["answers"]] == [a["token_ids"] for a in static["answers"]]
+    assert afore["migration"]["copies"] > 0
+    tile = afore["imbalance"]["tile"]
+    assert tile["bound"] <= tile["after"] < tile["before"]
+
+
+def test_one_prompt_prints_its_answer() -> None:
+    status, stdout, stderr = run(*SMALL, "--prompt", "Question: What is 3 * 4?\nAnswer:", "--max_new_tokens", "8")
+    assert status == 0, stderr
+    assert len(stdout.strip().splitlines()[-1]) > 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["at once", "importing", "starting", "ready", "answering"])
+def test_a_signal_at_any_moment_ends_everything(signum: signal.Signals, moment: str) -> None:
+    arguments = ["--demo"] if moment == "answering" else []
+    launcher = Launcher(*SMALL, *arguments)
+    if moment == "importing":
+        launcher.wait_for("memory of")
+    elif moment == "starting":
+        launcher.wait_for("memory of")
+        with pytest.raises(subprocess.TimeoutExpired):
+            launcher.process.wait(timeout=2.5)
+    elif moment in ("ready", "answering"):
+        launcher.wait_for("ready after")
+    processes = launcher.processes()
+    launcher.signal(signum)
+    assert gone(processes, GONE_S) == []
+    status, _, stderr = launcher.end(1.0)
+    assert "Traceback" not in stderr
+    # Before Python has installed the handlers the signal's own default holds.
+    assert status == 0 or (moment == "at once" and status == -signum), stderr
+    assert launcher.leftovers() == []
+
+
+def test_after_kill_9_of_everything_the_next_start_sweeps() -> None:
+    launcher = Launcher(*SMALL)
+    launcher.wait_for("ready after")
+    processes = launcher.processes()
+    launcher.kill_all()
+    assert gone(processes, GONE_S) == []
+    launcher.end(1.0)
+    assert launcher.leftovers() != []
+    assert run(*SMALL, "--prompt", "Question:", "--max_new_tokens", "2")[0] == 0
+    assert launcher.leftovers() == []
+
+
+def test_the_roles_end_when_the_launcher_is_killed() -> None:
+    launcher = Launcher(*SMALL)
+    launcher.wait_for("ready after")
+    processes = launcher.processes()
+    launcher.process.kill()
+    assert gone(processes, GONE_S) == []
+
+
+@pytest.mark.parametrize("role", ["ffn-1", "attention-0", "scheduler-0", "prefill-0", "door-0"])
+def test_a_killed_role_is_named_and_ends_the_run(role: str) -> None:
+    launcher = Launcher(*SMALL, "--log", "error")
+    launcher.wait_for("ready after")
+    processes = launcher.processes()
+    (victim,) = [process for process in launcher.roles() if process.name().endswith(role) or role in process.cmdline()]
+    victim.kill()
+    status, _, stderr = launcher.end(10.0)
+    assert status == 1
+    assert role in stderr
+    assert gone(processes, GONE_S) == []
+    assert launcher.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--topolgy.ffn", "3"], ["topolgy.ffn", "did you mean topology.ffn"]),
+        (["--policy", "afor"], ["policy", "afor", "afore"]),
+        (["--policy", "no.such.module:Policy"], ["policy", "no.such.module"]),
+        (["--topology.attention", "0"], ["topology.attention", "0"]),
+        (["--model", "/nonexistent"], ["/nonexistent", "no such directory"]),
+        (["--topology.fabric", "loopback"], ["topology.fabric", "shm"]),
+        (["--prompts", "/nonexistent.jsonl", "--demo"], ["prompts", "/nonexistent.jsonl"]),
+        (["--json", "/nonexistent/out.json", "--demo"], ["json", "/nonexistent/out.json"]),
+        (["--config", "/nonexistent.yaml"], ["/nonexistent.yaml"]),
+        (["--batch.max_model_len", "99999"], ["batch.max_model_len", "99999"]),
+        (["--role", "fn"], ["role", "did you mean ffn"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_cannot_be_is_refused_in_one_line(arguments: list[str], words: list[str]) -> None:
+    status, stdout, stderr = run(*arguments)
+    assert status == 2, stderr
+    assert len(stderr.strip().splitlines()) == 1
+    assert stdout == ""
+    for word in words:
+        assert word in stderr
