@@ -159,14 +159,16 @@ class Steps:
                 await run(Work("dense", None, **size), partial(model.dense, state, layer.index), "attention")
                 continue
             target = Target(layer.moe_ordinal, flight.work.microbatch, flight.work.step)
-            # 1. Attention, gate and top-k: once.
+            # 1. Attention, gate and top-k: once. (The seam runs the gate's matrix within ``attend``.)
             routed = await run(
                 Work("attention", target, **size), partial(model.attend, state, target.layer), "attention"
             )
+            count = partial(count_demand, routed.ids_TK, model.spec.num_experts)
+            demand_E = await run(Work("gate", target, **size), count, "gate")
             flight.check()
             # 2. The demand goes first, on its own lane; 3. then the execution inputs.
             replies = flight.expect(PendingReplies(self._replies, target, batch.num_tokens, self._num_ffn))
-            await self._outbound.demand(target, count_demand(routed.ids_TK, model.spec.num_experts))
+            await self._outbound.demand(target, demand_E)
             flight.check()
             await self._outbound.inputs(target, routed)
             # 6. The FFN workers' partial rows; 7. shared experts and residual, and on to the next layer.

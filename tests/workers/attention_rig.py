@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from contextlib import AsyncExitStack
 from typing import Any
 
 import numpy as np
-import torch
 
 from afore.core import control
 from afore.core.clock import Clock, WallClock
 from afore.core.config import RunConfig
-from afore.core.errors import AforeError
+from afore.core.errors import AforeError, PeerLost
 from afore.core.slots import contiguous_primaries
 from afore.core.target import Target
 from afore.core.topology import ATTENTION, PREFILL, SCHEDULER, member_name
 from afore.core.trace import Tracer
-from afore.models.bundle import bundled_model_path
-from afore.models.checkpoint import Checkpoint, ExpertReader
 from afore.serving.hub import Hub
 from afore.transport import bells
 from afore.transport.api import Lane
@@ -36,35 +34,28 @@ from afore.transport.session import HubSession, RoleContext, Stopped
 from afore.workers import attention, prefill
 from afore.workers.checkpoint_models import CheckpointModels
 from afore.workers.crew import crew
+from tests.workers.plain_experts import Experts
 
 HUB_ADDRESS = "hub"
 LONG_US = 30e6
 
 
-class ExpertsOfCheckpoint:
-    """The routed experts of the bundled model, computed by the formula."""
+class Sequence:
+    """One request on its way: the row that comes next, and the tokens so far."""
 
-    def __init__(self) -> None:
-        with Checkpoint(bundled_model_path()) as checkpoint:
-            spec = checkpoint.spec
-            reader = ExpertReader(checkpoint)
-            self.spec = spec
-            self.gate_up_LEFD = torch.empty((spec.num_moe_layers, spec.num_experts, *reader.gate_up_shape))
-            self.down_LEDI = torch.empty((spec.num_moe_layers, spec.num_experts, *reader.down_shape))
-            for layer in range(spec.num_moe_layers):
-                for expert in range(spec.num_experts):
-                    reader.read_expert(layer, expert, self.gate_up_LEFD[layer, expert], self.down_LEDI[layer, expert])
+    def __init__(self, request: int, prompt: list[int], first: int, new_tokens: int = 8) -> None:
+        self.request = request
+        self.prompt = prompt
+        self.tokens = [first]
+        self.new_tokens = new_tokens
 
-    def partial_rows(self, layer: int, mine: set[int], hidden_TD: Any, ids_TK: Any, weights_TK: Any) -> Any:
-        """Sum over the pairs of the experts in ``mine``: float32 [T, D]."""
-        hidden, weights = torch.from_numpy(np.array(hidden_TD)), torch.from_numpy(np.array(weights_TK))
-        out_TD = torch.zeros_like(hidden)
-        for expert in mine & set(np.unique(ids_TK).tolist()):
-            rows, choices = np.nonzero(ids_TK == expert)
-            gate, up = (hidden[rows] @ self.gate_up_LEFD[layer, expert].T).chunk(2, dim=-1)
-            result = (torch.nn.functional.silu(gate) * up) @ self.down_LEDI[layer, expert].T
-            out_TD.index_add_(0, torch.from_numpy(rows), result * weights[rows, choices][:, None])
-        return out_TD.numpy()
+    @property
+    def row(self) -> control.Row:
+        return control.Row(self.request, self.tokens[-1], len(self.prompt) + len(self.tokens) - 1)
+
+    @property
+    def done(self) -> bool:
+        return len(self.tokens) == self.new_tokens
 
 
 class Rig:
@@ -73,12 +64,20 @@ class Rig:
     No role may have failed but those that the test killed or asked for.
     """
 
-    def __init__(self, config: RunConfig, experts: ExpertsOfCheckpoint, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        experts: Experts,
+        *,
+        clock: Clock | None = None,
+        world: Any = None,
+        latency_us: float = 0,
+    ) -> None:
         self.config = config
         self.experts = experts
         self.clock = WallClock() if clock is None else clock
-        self.world = CheckpointModels()
-        self.network = LoopbackNetwork(self.clock)
+        self.world = CheckpointModels() if world is None else world
+        self.network = LoopbackNetwork(self.clock, latency_us)
         self.announced: dict[tuple[int, int], tuple[int, ...]] = {}
         self.swallow: set[Target] = set()
         """Targets that the scheduler loses: no FFN worker hears of them."""
@@ -103,7 +102,6 @@ class Rig:
         self.hub.on_member = self._from_member
         self.hub.on_lost = lambda name, reason: self._mail["lost", name].set_result(reason)
         self._hub_task = self.group.create_task(self.hub.run(HUB_ADDRESS))
-        await asyncio.sleep(0)
         self.tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
         for role, rank in self.config.topology.members():
             if role != "door":
@@ -118,9 +116,16 @@ class Rig:
         await self._stack.__aexit__(*exc)
         assert set(self.failures) <= self._expected_losses, self.failures
 
+    async def _join(self, fabric: LoopbackFabric, role: str, rank: int) -> HubSession | None:
+        try:
+            return await HubSession.join(fabric, HUB_ADDRESS, role, rank, timeout_us=LONG_US)
+        except PeerLost:
+            return None  # the hub does not listen yet
+
     async def _play(self, role: str, rank: int) -> None:
         fabric = LoopbackFabric(self.network, member_name(role, rank))
-        session = await HubSession.join(fabric, HUB_ADDRESS, role, rank, timeout_us=LONG_US)
+        while (session := await self._join(fabric, role, rank)) is None:
+            await self.clock.sleep_us(1)
         ctx = RoleContext(
             role=role,
             rank=rank,
@@ -198,7 +203,7 @@ class Rig:
         self,
         worker: int,
         request: int,
-        prompt: Sequence[int],
+        prompt: SequenceOf[int],
         new_tokens: int,
         sampling: control.Sampling | None = None,
     ) -> int:
@@ -211,7 +216,7 @@ class Rig:
         await self.mail(control.KvReady, worker, request)
         return done.token
 
-    def start_step(self, microbatch: int, step: int, rows_A: Mapping[int, Sequence[control.Row]]) -> None:
+    def start_step(self, microbatch: int, step: int, rows_A: Mapping[int, SequenceOf[control.Row]]) -> None:
         """Announces a step to the scheduler and to the workers that have rows."""
         counts_A = tuple(len(rows_A.get(worker, ())) for worker in range(self.config.topology.attention))
         self.announced[microbatch, step] = counts_A
@@ -219,7 +224,7 @@ class Rig:
             self.post(ATTENTION, worker, control.StepWork(microbatch, step, tuple(rows)))
 
     async def step(
-        self, microbatch: int, step: int, rows_A: Mapping[int, Sequence[control.Row]]
+        self, microbatch: int, step: int, rows_A: Mapping[int, SequenceOf[control.Row]]
     ) -> dict[int, tuple[int, ...]]:
         """Runs a step; returns each worker's tokens."""
         self.start_step(microbatch, step, rows_A)
@@ -308,3 +313,43 @@ class Rig:
             group.create_task(work())
             while True:
                 await ctx.hub.receive()
+
+
+async def decode_all(
+    rig: Rig, prompts: list[list[int]], seats: list[tuple[int, int]], new_tokens: int
+) -> list[list[int]]:
+    """Decodes every prompt: the first two begin, each further one joins a step later; requests leave as they finish.
+
+    ``seats``: (attention worker, microbatch) of each. Each step is announced to all microbatches at once.
+    """
+    running: dict[int, dict[int, list[Sequence]]] = defaultdict(dict)
+    finished: dict[int, list[int]] = {}
+
+    async def join(request: int) -> None:
+        worker, microbatch = seats[request]
+        first = await rig.admit(worker, request, prompts[request], new_tokens)
+        sequence = Sequence(request, prompts[request], first, new_tokens)
+        running[microbatch].setdefault(worker, []).append(sequence)
+
+    waiting = list(range(len(prompts)))
+    step = 0
+    while waiting or any(running.values()):
+        for _ in range(1 if step else 2):
+            if waiting:
+                await join(waiting.pop(0))
+        announced = {m: dict(groups) for m, groups in sorted(running.items()) if groups}
+        for microbatch, groups in announced.items():
+            rig.start_step(microbatch, step, {worker: [s.row for s in group] for worker, group in groups.items()})
+        for microbatch, groups in announced.items():
+            for worker, group in groups.items():
+                done: control.StepDone = await rig.mail(control.StepDone, worker, microbatch, step)
+                for sequence, token in zip(group, done.tokens, strict=True):
+                    sequence.tokens.append(token)
+                    if sequence.done:
+                        finished[sequence.request] = sequence.tokens
+                        rig.post(ATTENTION, worker, control.Release(sequence.request, quarantine=False))
+                running[microbatch][worker] = [s for s in group if not s.done]
+                if not running[microbatch][worker]:
+                    del running[microbatch][worker]
+        step += 1
+    return [finished[request] for request in range(len(prompts))]

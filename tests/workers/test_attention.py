@@ -18,9 +18,12 @@ from afore.models.bundle import bundled_model_path, bundled_prompts
 from afore.models.reference import Reference
 from afore.models.tokenizer import Tokenizer
 from afore.testing import virtual_test
-from tests.workers.attention_rig import ExpertsOfCheckpoint, Rig
+from tests.workers.attention_rig import Rig, Sequence, decode_all
+from tests.workers.plain_experts import ExpertsOfCheckpoint
 
 NEW_TOKENS = 8
+SEATS = [(0, 0), (0, 1), (0, 0), (1, 1), (1, 0), (1, 1), (0, 1), (0, 0)]
+"""(attention worker, microbatch) of each request."""
 
 pytestmark = pytest.mark.slow
 
@@ -56,61 +59,12 @@ def make_config(attention: int = 2, ffn: int = 3, microbatches: int = 2, **batch
     return RunConfig(topology=topology, batch=options, times=TimeOptions(step_s=20, control_s=20))
 
 
-class Sequence:
-    """One request on its way: the row that comes next, and the tokens so far."""
-
-    def __init__(self, request: int, prompt: list[int], first: int) -> None:
-        self.request = request
-        self.prompt = prompt
-        self.tokens = [first]
-
-    @property
-    def row(self) -> Row:
-        return Row(self.request, self.tokens[-1], len(self.prompt) + len(self.tokens) - 1)
-
-    @property
-    def done(self) -> bool:
-        return len(self.tokens) == NEW_TOKENS
-
-
 async def test_tokens_equal_generate_with_joins_in_mid_stream_and_idle_workers(
     experts: ExpertsOfCheckpoint, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     """Two microbatches side by side; requests join at different steps; worker 1 has no rows at first and at last."""
-    seats = {0: (0, 0), 1: (0, 1), 2: (0, 0), 3: (1, 1), 4: (1, 0), 5: (1, 1), 6: (0, 1), 7: (0, 0)}
     async with Rig(make_config(), experts) as rig:
-        running: dict[int, dict[int, list[Sequence]]] = {0: {}, 1: {}}
-        finished: dict[int, list[int]] = {}
-
-        async def join(request: int) -> None:
-            worker, microbatch = seats[request]
-            first = await rig.admit(worker, request, prompts[request], NEW_TOKENS)
-            running[microbatch].setdefault(worker, []).append(Sequence(request, prompts[request], first))
-
-        await join(0)
-        await join(1)
-        waiting = [2, 3, 4, 5, 6, 7]
-        step = 0
-        while any(running.values()):
-            rows = {m: {a: [s.row for s in group] for a, group in running[m].items()} for m in (0, 1) if running[m]}
-            for microbatch, rows_A in rows.items():
-                rig.start_step(microbatch, step, rows_A)
-            for microbatch, rows_A in rows.items():
-                for worker in rows_A:
-                    done = await rig.mail(control.StepDone, worker, microbatch, step)
-                    group = running[microbatch][worker]
-                    for sequence, token in zip(group, done.tokens, strict=True):
-                        sequence.tokens.append(token)
-                        if sequence.done:
-                            finished[sequence.request] = sequence.tokens
-                            rig.post(ATTENTION, worker, control.Release(sequence.request, quarantine=False))
-                    running[microbatch][worker] = [s for s in group if not s.done]
-                    if not running[microbatch][worker]:
-                        del running[microbatch][worker]
-            step += 1
-            if waiting:
-                await join(waiting.pop(0))
-    assert finished == dict(enumerate(expected))
+        assert await decode_all(rig, prompts, SEATS, NEW_TOKENS) == expected
     assert rig.targets, "no target was executed"
 
 

@@ -1,0 +1,108 @@
+"""Attention and prefill without a model, for virtual time: answers that can be checked, and the time that a profile says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from afore.core.clock import Clock
+from afore.core.config import RunConfig
+from afore.core.trace import SpanName, Tracer
+from afore.models.attention import F32, I32, AttentionModel
+from afore.models.config import ModelSpec
+from afore.models.emulated import EmulatedAttention, EmulatedPrefill, ExpertFunction, RoutingProfile
+from afore.models.kv import KVLayout, KVStorage
+from afore.models.prefill import PrefillModel
+from afore.transport.session import RoleContext
+from afore.workers.device.base import Work
+from afore.workers.device.profile import LAPTOP_EMULATED, CostProfile
+
+R = TypeVar("R")
+
+
+def identity_expert(hidden_PD: F32, expert_P: I32) -> F32:
+    """What an emulated FFN device computes over tagged weights: every expert returns its rows."""
+    return hidden_PD
+
+
+class EmulatedCompute:
+    """A device of its own: pieces run one after another, each as long as ``profile`` says; see ``Compute``."""
+
+    def __init__(self, clock: Clock, tracer: Tracer, profile: CostProfile) -> None:
+        self._clock = clock
+        self._tracer = tracer
+        self._profile = profile
+        self._free_ns = 0
+        """When all that was asked for so far is finished."""
+
+    async def run(self, work: Work, do: Callable[[], R], span: SpanName | None = None) -> R:
+        now_ns = self._clock.now_ns()
+        start_ns = max(now_ns, self._free_ns)
+        self._free_ns = start_ns + self._profile.work_ns(work)
+        end_ns = self._free_ns
+        await self._clock.sleep_us((end_ns - now_ns) / 1e3)
+        if span is not None:
+            self._tracer.span(span, work.target, start_ns, end_ns, tokens=work.tokens)
+        return do()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedAttentionWeights:
+    """What an emulated attention worker "loads"."""
+
+    spec: ModelSpec
+    seed: int
+    routing: RoutingProfile
+    expert: ExpertFunction | None
+    nbytes: int = 0
+    tensors: int = 0
+
+    def open(self, layout: KVLayout, buffer: memoryview) -> AttentionModel:
+        """The model over a KV storage; ``buffer`` must outlive it."""
+        storage = KVStorage(layout, buffer)
+        return EmulatedAttention(self.spec, storage, seed=self.seed, routing=self.routing, expert=self.expert)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedPrefillWeights:
+    """What an emulated prefill worker "loads"."""
+
+    model: PrefillModel
+    nbytes: int = 0
+    tensors: int = 0
+
+
+class EmulatedModels:
+    """The attention and prefill roles of a virtual world; ``expert`` is what its FFN devices compute, ``None`` if they do not."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        profile: CostProfile = LAPTOP_EMULATED,
+        seed: int = 0,
+        routing: RoutingProfile | None = None,
+        expert: ExpertFunction | None = identity_expert,
+    ) -> None:
+        self._spec = spec
+        self._profile = profile
+        self._seed = seed
+        self._routing = routing or RoutingProfile()
+        self._expert = expert
+
+    def model_spec(self, config: RunConfig) -> ModelSpec:
+        """The emulated model's numbers."""
+        return self._spec
+
+    def load_attention(self, config: RunConfig) -> EmulatedAttentionWeights:
+        """At once."""
+        return EmulatedAttentionWeights(spec=self._spec, seed=self._seed, routing=self._routing, expert=self._expert)
+
+    def load_prefill(self, config: RunConfig) -> EmulatedPrefillWeights:
+        """At once."""
+        return EmulatedPrefillWeights(model=EmulatedPrefill(self._spec, seed=self._seed))
+
+    def compute(self, ctx: RoleContext) -> EmulatedCompute:
+        """Charges the profile's times."""
+        return EmulatedCompute(ctx.clock, ctx.tracer, self._profile)
