@@ -133,7 +133,7 @@ def _planning(
     timeout_us = config.times.control_s * 1e6
 
     async def ring_bells(sequence: int) -> None:
-        bell = bells.plan(sequence)
+        bell = bells.PLAN(sequence)
         for link, key in doors_N:
             await link.write(key, 0, b"", notify=bell, timeout_us=timeout_us)
 
