@@ -13,6 +13,7 @@ workers' exchanges and the scheduler's ring, link to all of them; then serve unt
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ async def serve(ctx: RoleContext, world: FfnWorld) -> None:
     """Runs the role until the hub stops it. Raises the ``AforeError`` that ended it, after telling the hub."""
     async with reporting(ctx):
         with ExitStack() as stack:
-            worker = await _load(ctx, world, stack)
+            worker = await load(ctx, world, stack)
             bells_region: dict[str, Region] = {}
 
             def register(epoch: int, members: tuple[control.Member, ...]) -> dict[str, Region]:
@@ -54,7 +55,7 @@ async def serve(ctx: RoleContext, world: FfnWorld) -> None:
 
             directory = await ctx.hub.open_epoch(ctx.fabric, register)
             stack.callback(bells_region["bells"].close)
-            epoch = await _connect(ctx, worker, bells_region["bells"], directory, stack)
+            epoch = await connect(ctx, worker, bells_region["bells"], directory, stack)
             await ctx.hub.linked(directory.epoch)
             await epoch.serve(ctx.hub)
 
@@ -68,24 +69,30 @@ class Worker:
 
     spec: ModelSpec
     parts: FfnParts
+    shape: StoreShape
     store: Store
     region: Region
 
 
-async def _load(ctx: RoleContext, world: FfnWorld, stack: ExitStack) -> Worker:
-    spec = world.model_spec(ctx.config)
+async def load(ctx: RoleContext, world: FfnWorld, stack: ExitStack) -> Worker:
+    """The worker with its primaries loaded; ``stack`` gives everything back. Raises ``CheckpointError``."""
+    worker = open_worker(ctx, world.model_spec(ctx.config), world.ffn(ctx), stack)
+    total = worker.shape.num_layers * worker.shape.num_primaries
+    await ctx.hub.send(control.Loading(0, total))
+    worker.parts.load(worker.store, lambda done, total: None)
+    await ctx.hub.send(control.Loaded(worker.shape.nbytes))
+    return worker
+
+
+def open_worker(ctx: RoleContext, spec: ModelSpec, parts: FfnParts, stack: ExitStack) -> Worker:
+    """The worker's device, and its empty store in a region that peers may map."""
     layout, shape = _shapes(ctx, spec)[ctx.rank]
-    parts = world.ffn(ctx)
     region = ctx.fabric.register(parts.store_nbytes(shape), label=f"{ctx.name}-experts")
     stack.callback(region.close)
     store = parts.store(region.buffer, shape, layout)
     stack.callback(store.close)
-    stack.callback(parts.device.close)  # first of all: no kernel may run over views that are gone
-    total = shape.num_layers * shape.num_primaries
-    await ctx.hub.send(control.Loading(0, total))
-    parts.load(store, lambda done, total: None)
-    await ctx.hub.send(control.Loaded(shape.nbytes))
-    return Worker(spec, parts, store, region)
+    stack.callback(parts.device.close)  # undone first: no kernel may run over views that are gone
+    return Worker(spec, parts, shape, store, region)
 
 
 def _shapes(ctx: RoleContext, spec: ModelSpec) -> list[tuple[StoreLayout, StoreShape]]:
@@ -103,7 +110,7 @@ def _shapes(ctx: RoleContext, spec: ModelSpec) -> list[tuple[StoreLayout, StoreS
 # Connect
 
 
-async def _connect(
+async def connect(
     ctx: RoleContext, worker: Worker, bells_region: Region, directory: Directory, stack: ExitStack
 ) -> Epoch:
     """Maps and links what the epoch needs, and puts the parts together."""
@@ -183,6 +190,7 @@ class Epoch:
         self._store = worker.store
         self._peers_N = peers_N
         self._rank = ctx.rank
+        self._name = ctx.name
         self._primaries_E = contiguous_primaries(spec.num_experts, topology.ffn)
         self._neighbours = neighbours
         self._timeout_us = times.control_s * 1e6
@@ -244,15 +252,22 @@ class Epoch:
     async def serve(self, hub: HubSession) -> None:
         """Serves until the hub stops the cluster (``Stopped``) or something fails."""
         async with crew() as tasks:
-            tasks.create_task(self.belfry.run(), name="bells")
-            tasks.create_task(self.reader.run(), name="reader")
-            tasks.create_task(self.migrator.run(), name="migrator")
-            tasks.create_task(self.sequencer.run(), name="sequencer")
-            tasks.create_task(self.sequencer.complete(), name="completer")
+            self.start(tasks)
             while True:
                 message = await hub.receive()
                 if not isinstance(message, control.Watch):
                     raise WireError(HUB, f"sent {type(message).__name__}, which an FFN worker cannot serve")
+
+    def start(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Starts the worker's coroutines; none of them returns."""
+        coros = {
+            "bells": self.belfry.run(),
+            "reader": self.reader.run(),
+            "migrator": self.migrator.run(),
+            "sequencer": self.sequencer.run(),
+            "completer": self.sequencer.complete(),
+        }
+        return [tasks.create_task(coro, name=f"{self._name} {name}") for name, coro in coros.items()]
 
     async def _ring_neighbours(self, sequence: int) -> None:
         bell = bells.VERDICTS(sequence)

@@ -1,0 +1,374 @@
+"""FFN workers as they are, between a scheduler and attention workers that are as plain as can be: one process, loopback.
+
+Everything between the demand and the replies is the product's: ring, verdicts, exchange, bells, feedback, reader, migrator,
+sequencer, group, device, store. The rig plays the scheduler (a ``Plans`` decides) and the attention workers (random ids and rows), and
+checks every reply: experts are the identity here, so that the sum over workers of a token is its row times its weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from afore.core import control
+from afore.core.clock import Clock
+from afore.core.config import BatchOptions, RunConfig, TimeOptions
+from afore.core.demand import count_demand, demand_crc
+from afore.core.plan import Copy, CopyStart, EntryKind, PlanEntry, Share
+from afore.core.target import Phase, Target
+from afore.core.topology import ATTENTION, FFN, SCHEDULER, Topology, member_name
+from afore.core.trace import Tracer
+from afore.models.emulated import emulated_spec
+from afore.transport import bells
+from afore.transport.api import Channel, Lane, Link, Region, RegionKey
+from afore.transport.exchange import InputSlots, Replies, ReuseGuard
+from afore.transport.feedback import FeedbackReader, FeedbackRecord
+from afore.transport.layouts import layouts_for
+from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
+from afore.transport.ring import RingWriter
+from afore.transport.session import Directory, HubSession, RoleContext
+from afore.workers.crew import crew
+from afore.workers.ffn import Epoch, Worker, connect, open_worker
+from afore.workers.ffn_world import FfnParts
+
+EPOCH = 7
+TIMEOUT_US = 60e6
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+ExpertFunction = Callable[[F32, int, int], F32]
+"""(row [D], layer, expert) → row [D]."""
+
+
+class Plans(Protocol):
+    """What the scheduler of the rig decides."""
+
+    def plan(
+        self, layer: int, demand_E: I32
+    ) -> tuple[list[tuple[int, int, int, int]], list[tuple[int, int, int]], CopyStart]:
+        """Shares (expert, worker, slot, count), sorted; copies (expert, worker, slot); when they start."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A small world."""
+
+    attention: int = 2
+    ffn: int = 3
+    microbatches: int = 3
+    slots: int | tuple[int, ...] = 1
+    layers: int = 3
+    steps: int = 2
+    experts: int = 7
+    top_k: int = 2
+    hidden: int = 4
+    expert: int = 2
+    max_tokens: int = 3
+
+    def config(self, **times: float) -> RunConfig:
+        return RunConfig(
+            topology=Topology(
+                attention=self.attention,
+                ffn=self.ffn,
+                microbatches=self.microbatches,
+                redundant_slots=self.slots if isinstance(self.slots, int) else 0,
+                redundant_slots_per_worker=None if isinstance(self.slots, int) else self.slots,
+            ),
+            batch=BatchOptions(max_num_seqs=self.attention * self.microbatches * self.max_tokens),
+            times=TimeOptions(**times),
+        )
+
+
+class AttentionSide:
+    """One attention worker: its exchange region, and the doors of the FFN workers."""
+
+    def __init__(self, rig: Rig, rank: int) -> None:
+        self.rank = rank
+        self.fabric = LoopbackFabric(rig.network, member_name(ATTENTION, rank))
+        layout = rig.layouts.exchange
+        self.region = self.fabric.register(layout.nbytes, label="exchange")
+        self.inputs = InputSlots(self.region.buffer, layout, EPOCH)
+        self.replies = Replies(self.region.buffer, layout, EPOCH)
+        self.guard = ReuseGuard(layout.num_microbatches, layout.num_ffn)
+        self.replied = asyncio.Condition()
+        self.doors: list[tuple[Link, RegionKey]] = []
+
+    async def listen(self) -> None:
+        while True:
+            await self.region.notified(timeout_us=None)
+            async with self.replied:
+                self.replied.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The inputs of one target, by attention worker."""
+
+    target: Target
+    hidden_A: tuple[F32, ...]
+    ids_A: tuple[I32, ...]
+    weights_A: tuple[F32, ...]
+    demand_E: I32
+
+    @property
+    def tokens_A(self) -> tuple[int, ...]:
+        return tuple(ids_TK.shape[0] for ids_TK in self.ids_A)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the rig has seen, for assertions."""
+
+    targets: int = 0
+    copies: int = 0
+    shares: int = 0
+    records: list[FeedbackRecord] = field(default_factory=list)
+
+
+class Rig:
+    """``epochs`` are the product's own, one for each FFN worker; ``seen`` counts what happened."""
+
+    def __init__(self, shape: Shape, network: LoopbackNetwork, seed: int, config: RunConfig | None = None) -> None:
+        self.shape = shape
+        self.config = config or shape.config()
+        self.clock: Clock = network.clock
+        self.network = network
+        self.random = random.Random(seed)
+        self.numbers = np.random.default_rng(seed)
+        self.spec = emulated_spec(
+            num_experts=shape.experts,
+            experts_per_token=shape.top_k,
+            moe_layers=shape.layers,
+            hidden_size=shape.hidden,
+            expert_size=shape.expert,
+        )
+        self.layouts = layouts_for(self.config, self.spec)
+        self.jitter_us = 0.0
+        """Most that a publication or an input is late."""
+        self.expert: ExpertFunction = lambda row_D, layer, expert: row_D
+        """What an expert makes of a row: the identity over tagged stores."""
+        self.epochs: list[Epoch] = []
+        self.workers: list[Worker] = []
+        self.seen = Seen()
+        self.attention: list[AttentionSide] = []
+        self._stack = ExitStack()
+        self._doors: list[tuple[Link, RegionKey]] = []
+        self._bound: dict[tuple[int, int, int], tuple[int, int]] = {}
+        """(layer, worker, slot) → (expert, generation), as a scheduler projects it."""
+
+    # Life
+
+    async def open(self, make_parts: Callable[[RoleContext], FfnParts]) -> None:
+        """Registers, maps and links everything, as the roles do."""
+        await LoopbackFabric(self.network, "hub").listen("hub", _ignore)
+        scheduler = LoopbackFabric(self.network, member_name(SCHEDULER, 0))
+        ring = scheduler.register(self.layouts.ring.nbytes, label="ring")
+        self.ring = RingWriter(ring.buffer, self.layouts.ring, EPOCH)
+        self._feedback = scheduler.register(self.layouts.feedback.nbytes, label="feedback")
+        self._records = FeedbackReader(self._feedback.buffer, self.layouts.feedback, EPOCH)
+        self.attention = [AttentionSide(self, a) for a in range(self.shape.attention)]
+        keys: dict[tuple[str, int], dict[str, RegionKey]] = {
+            (SCHEDULER, 0): {"ring": ring.key, "feedback": self._feedback.key},
+            **{(ATTENTION, side.rank): {"exchange": side.region.key} for side in self.attention},
+        }
+        contexts = [await self._context(rank) for rank in range(self.shape.ffn)]
+        bell_regions: list[Region] = []
+        for rank, ctx in enumerate(contexts):
+            worker = open_worker(ctx, self.spec, make_parts(ctx), self._stack)
+            worker.parts.load(worker.store, lambda done, total: None)
+            bell_regions.append(ctx.fabric.register(64, label="bells"))
+            keys[FFN, rank] = {"bells": bell_regions[-1].key, "experts": worker.region.key}
+            self.workers.append(worker)
+        endpoints = {member: next(iter(labels.values())).address for member, labels in keys.items()}
+        for ctx, worker, bell_region in zip(contexts, self.workers, bell_regions, strict=True):
+            directory = Directory(EPOCH, endpoints, keys, ctx.fabric, TIMEOUT_US)
+            self.epochs.append(await connect(ctx, worker, bell_region, directory, self._stack))
+        for fabric, doors in ((scheduler, self._doors), *((side.fabric, side.doors) for side in self.attention)):
+            for rank, region in enumerate(bell_regions):
+                link = await fabric.connect(endpoints[FFN, rank], Lane.DEMAND, timeout_us=TIMEOUT_US)
+                doors.append((link, region.key))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The workers serve while the block runs; a failure of theirs comes out of it."""
+        async with crew() as tasks:
+            helpers = [task for epoch in self.epochs for task in epoch.start(tasks)]
+            helpers += [tasks.create_task(side.listen(), name=f"attention-{side.rank}") for side in self.attention]
+            helpers.append(tasks.create_task(self._hear_feedback(), name="feedback"))
+            yield
+            for helper in helpers:
+                helper.cancel()
+
+    async def close(self) -> None:
+        """Gives everything back."""
+        self._stack.close()
+        for endpoint in list(self.network.endpoints.values()):
+            await endpoint.close()
+
+    async def serve(self, plans: Plans) -> None:
+        """All microbatches, each on its own pace; returns once every reply was checked and every copy has landed."""
+        async with self.running():
+            async with asyncio.TaskGroup() as microbatches:
+                for microbatch in range(self.shape.microbatches):
+                    microbatches.create_task(self._steps(microbatch, plans), name=f"microbatch {microbatch}")
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Every copy that was asked for lands, needed or not, and every target is reported."""
+        async with asyncio.timeout(10):
+            while any(
+                e.table.held_copies or e.migrator.counts.landed < e.migrator.counts.submitted for e in self.epochs
+            ):
+                await self.clock.sleep_us(20)
+            while len(self.seen.records) < self.seen.targets * self.shape.ffn:
+                await self.clock.sleep_us(20)
+        assert sum(e.migrator.counts.landed for e in self.epochs) == self.seen.copies
+
+    # The scheduler
+
+    async def publish(self, batch: Batch, plans: Plans) -> PlanEntry:
+        """Plans and publishes a target, and rings the workers."""
+        await self._room()
+        sequence, layer = self.ring.sequence, batch.target.layer
+        shares, copies, start = plans.plan(layer, batch.demand_E)
+        for expert, worker, slot in copies:
+            self._bound[layer, worker, slot] = (expert, sequence)
+        bound = tuple(Share(e, w, s, count, self._bound[layer, w, s][1]) for e, w, s, count in shares)
+        entry = self.entry(batch, bound, copies, start)
+        self.seen.copies += len(copies)
+        self.seen.shares += len(shares)
+        self.seen.targets += 1
+        await self.publish_entry(entry)
+        return entry
+
+    def entry(
+        self,
+        batch: Batch,
+        shares: tuple[Share, ...] = (),
+        copies: Sequence[tuple[int, int, int]] = (),
+        start: CopyStart = CopyStart.NOW,
+        *,
+        kind: EntryKind = EntryKind.PLAN,
+        cancels: int = -1,
+    ) -> PlanEntry:
+        """An entry for the next sequence."""
+        return PlanEntry(
+            kind=kind,
+            epoch=EPOCH,
+            sequence=self.ring.sequence,
+            target=batch.target,
+            phase=Phase.DECODE,
+            tokens_A=batch.tokens_A,
+            demand_crc=demand_crc(batch.demand_E),
+            shares=shares,
+            copies=tuple(Copy(batch.target.layer, *copy) for copy in copies),
+            start=start,
+            cancels=cancels,
+        )
+
+    async def publish_entry(self, entry: PlanEntry) -> None:
+        """Publishes it and rings the workers."""
+        await self._room()
+        self.ring.publish(entry, stamp_ns=self.clock.now_ns())
+        for link, key in self._doors:
+            await link.write(key, 0, b"", notify=bells.PLAN(entry.sequence), timeout_us=TIMEOUT_US)
+
+    async def _room(self) -> None:
+        while not self.ring.room():
+            await self.clock.sleep_us(20)
+
+    async def _hear_feedback(self) -> None:
+        while True:
+            await self._feedback.notified(timeout_us=None)
+            self.seen.records += self._records.take_all()
+
+    # The attention workers
+
+    def batch(self, target: Target, tokens_A: Sequence[int]) -> Batch:
+        """Random rows; a few experts of each layer are popular, others at every step."""
+        shape, numbers = self.shape, self.numbers
+        score_E = numbers.random(shape.experts) * 3
+        parts = []
+        for tokens in tokens_A:
+            noise_TE = numbers.random((tokens, shape.experts)) + score_E
+            ids_TK = np.ascontiguousarray(np.argsort(-noise_TE, axis=1)[:, : shape.top_k], dtype=np.int32)
+            weights_TK = numbers.random((tokens, shape.top_k), dtype=np.float32)
+            parts.append((numbers.standard_normal((tokens, shape.hidden), dtype=np.float32), ids_TK, weights_TK))
+        hidden_A, ids_A, weights_A = zip(*parts, strict=True)
+        return Batch(target, hidden_A, ids_A, weights_A, count_demand(np.concatenate(ids_A), shape.experts))
+
+    async def write(self, batch: Batch, a: int) -> None:
+        """Attention worker ``a`` writes its rows and rings every FFN worker."""
+        side = self.attention[a]
+        side.guard.writing(batch.target)
+        side.inputs.write(batch.target, batch.hidden_A[a], batch.ids_A[a], batch.weights_A[a])
+        for link, key in side.doors:
+            await link.write(key, 0, b"", notify=bells.INPUTS(a, batch.target.microbatch), timeout_us=TIMEOUT_US)
+
+    async def check(self, batch: Batch, a: int) -> None:
+        """Awaits the N replies to ``a``'s rows and compares their sum with what the experts make of them."""
+        side, target, tokens = self.attention[a], batch.target, batch.tokens_A[a]
+        parts: dict[int, F32] = {}
+        async with asyncio.timeout(20), side.replied:
+            while len(parts) < self.shape.ffn:
+                for worker in range(self.shape.ffn):
+                    rows_TD = side.replies.take(target.microbatch, worker, target, tokens)
+                    if worker not in parts and rows_TD is not None:
+                        parts[worker] = rows_TD.copy()
+                        side.guard.replied(target, worker)
+                if len(parts) < self.shape.ffn:
+                    await side.replied.wait()
+        out_TD = np.sum(list(parts.values()), axis=0)
+        expected_TD = np.zeros_like(out_TD)
+        for t in range(tokens):
+            for k in range(self.shape.top_k):
+                made_D = self.expert(batch.hidden_A[a][t], target.layer, int(batch.ids_A[a][t, k]))
+                expected_TD[t] += batch.weights_A[a][t, k] * made_D
+        np.testing.assert_allclose(out_TD, expected_TD, rtol=1e-4, atol=1e-5, err_msg=f"{target} attention-{a}")
+
+    async def run(self, batch: Batch, plans: Plans) -> None:
+        """One target's life: plan and inputs in any order, each late by chance; then the replies."""
+        present = [a for a, tokens in enumerate(batch.tokens_A) if tokens]
+        for what in self.random.sample([-1, *present], 1 + len(present)):
+            if self.jitter_us and self.random.random() < 0.5:
+                await self.clock.sleep_us(self.random.random() * self.jitter_us)
+            if what < 0:
+                await self.publish(batch, plans)
+            else:
+                await self.write(batch, what)
+        for a in present:
+            await self.check(batch, a)
+
+    async def _steps(self, microbatch: int, plans: Plans) -> None:
+        for step in range(self.shape.steps):
+            tokens_A = [self.random.randint(0, self.shape.max_tokens) for _ in range(self.shape.attention)]
+            if not any(tokens_A):
+                tokens_A[self.random.randrange(self.shape.attention)] = 1
+            for layer in range(self.shape.layers):
+                await self.run(self.batch(Target(layer, microbatch, step), tokens_A), plans)
+
+    async def _context(self, rank: int) -> RoleContext:
+        name = member_name(FFN, rank)
+        fabric = LoopbackFabric(self.network, name)
+        welcome = control.Welcome(FFN, rank, self.config)
+        hub = HubSession(await fabric.dial("hub", timeout_us=TIMEOUT_US), FFN, welcome)
+        return RoleContext(
+            role=FFN,
+            rank=rank,
+            config=self.config,
+            clock=self.clock,
+            fabric=fabric,
+            hub=hub,
+            tracer=Tracer(name, self.clock, None),
+        )
+
+
+async def _ignore(channel: Channel) -> None:
+    """The rig has no hub: workers are told nothing."""

@@ -1,0 +1,45 @@
+"""Plans for tests: at random, as cruel as the rules of the ring allow, and by the real planner."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import numpy.typing as npt
+
+from afore.core.plan import CopyStart
+from afore.core.slots import contiguous_primaries
+from tests.workers.ffn_rig import Shape
+
+Shares = list[tuple[int, int, int, int]]
+Copies = list[tuple[int, int, int]]
+
+
+class RandomPlans:
+    """Any slot may be filled anew at any time, also one that earlier plans still use: the workers must cope."""
+
+    def __init__(self, shape: Shape, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._primaries = contiguous_primaries(shape.experts, shape.ffn)
+        slots = (shape.slots,) * shape.ffn if isinstance(shape.slots, int) else shape.slots
+        self._places = [(worker, slot) for worker in range(shape.ffn) for slot in range(slots[worker])]
+        self._bound: list[dict[tuple[int, int], int]] = [{} for _ in range(shape.layers)]
+
+    def plan(self, layer: int, demand_E: npt.NDArray[np.int32]) -> tuple[Shares, Copies, CopyStart]:
+        """Fills each slot anew with chance 0.4; gives every replica a random part of the demand, or a bit too much."""
+        bound, chance = self._bound[layer], self._random
+        copies: Copies = []
+        for worker, slot in self._places:
+            if chance.random() < 0.4:
+                there = {e for (w, s), e in bound.items() if w == worker and s != slot}
+                there |= {int(e) for e in np.flatnonzero(self._primaries == worker)}
+                wanted = [e for e in range(demand_E.size) if demand_E[e] and e not in there]
+                if wanted:
+                    bound[worker, slot] = chance.choice(wanted)
+                    copies.append((bound[worker, slot], worker, slot))
+        shares: Shares = []
+        for (worker, slot), expert in bound.items():
+            if demand_E[expert] and chance.random() < 0.8:
+                shares.append((expert, worker, slot, chance.randint(1, int(demand_E[expert]) + 1)))
+        start = CopyStart.ARRIVAL if chance.random() < 0.2 else CopyStart.NOW
+        return sorted(shares), copies, start

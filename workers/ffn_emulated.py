@@ -1,0 +1,53 @@
+"""An FFN worker of a virtual world: an emulated device over tags instead of weights.
+
+Its group is the shared one: rows really move, and the device charges the time of ``gather`` and ``reduce`` to the model stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from afore.core.slots import StoreLayout
+from afore.transport.exchange import ExchangeLayout
+from afore.workers.device.emulated import EmulatedDevice
+from afore.workers.device.ports import EmulatedFleet
+from afore.workers.device.profile import CostProfile
+from afore.workers.experts import Progress, StoreShape
+from afore.workers.ffn_world import Store
+from afore.workers.group.shared import AttentionPeer, SharedGroup
+from afore.workers.tagged import TaggedPeer, TaggedStore
+
+NO_MEMORY = 64
+"""Bytes of the region that stands for a store without weights."""
+
+
+class EmulatedFfn:
+    """The parts of worker ``rank`` in ``fleet``, with the costs of ``profile``. ``stores`` collects the tags for a check at the end."""
+
+    def __init__(self, fleet: EmulatedFleet, rank: int, profile: CostProfile, stores: list[TaggedStore]) -> None:
+        self._device = EmulatedDevice(fleet, rank, profile)
+        self._stores = stores
+
+    @property
+    def device(self) -> EmulatedDevice:
+        return self._device
+
+    def store_nbytes(self, shape: StoreShape) -> int:
+        return NO_MEMORY
+
+    def store(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> TaggedStore:
+        store = TaggedStore(shape, layout, self._device.executing)
+        self._stores.append(store)
+        return store
+
+    def load(self, store: Store, progress: Progress) -> None:
+        assert isinstance(store, TaggedStore)
+        store.load(progress=progress)
+
+    def peer(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> TaggedPeer:
+        return TaggedPeer(shape, layout)
+
+    def group(
+        self, *, rank: int, epoch: int, layout: ExchangeLayout, peers_A: Sequence[AttentionPeer], timeout_us: float
+    ) -> SharedGroup:
+        return SharedGroup(rank=rank, epoch=epoch, layout=layout, peers_A=peers_A, timeout_us=timeout_us)
