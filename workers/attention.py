@@ -11,7 +11,7 @@ scheduler and to every FFN worker; then serve until the hub says stop. Three loo
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from contextlib import AsyncExitStack
 from typing import Protocol
 
 from afore.core import control
@@ -61,36 +61,48 @@ class AttentionWorld(Protocol):
 
 async def serve(ctx: RoleContext, world: AttentionWorld) -> None:
     """Runs the role until the hub stops it. Raises the ``AforeError`` that ended it, after telling the hub."""
-    async with reporting(ctx):
+    async with reporting(ctx), AsyncExitStack() as stack:
         weights = world.load_attention(ctx.config)
         await ctx.hub.send(control.Loading(weights.tensors, weights.tensors))
         await ctx.hub.send(control.Loaded(weights.nbytes))
-        regions: dict[str, Region] = {}
-        try:
-            directory = await ctx.hub.open_epoch(ctx.fabric, partial(_register, ctx, weights.spec, regions))
-            epoch = await _connect(ctx, world, weights, regions, directory)
-            await ctx.hub.linked(directory.epoch)
-            await epoch.serve()
-        finally:
-            for region in regions.values():
-                region.close()
+        regions = _Regions(ctx, weights.spec, stack)
+        directory = await ctx.hub.open_epoch(ctx.fabric, regions.register)
+        stack.push_async_callback(directory.close)
+        epoch = await _connect(ctx, world, weights, regions, directory)
+        await ctx.hub.linked(directory.epoch)
+        await epoch.serve()
 
 
-def _register(
-    ctx: RoleContext, spec: ModelSpec, regions: dict[str, Region], epoch: int, members: tuple[control.Member, ...]
-) -> dict[str, Region]:
-    """The worker's regions of a new epoch."""
-    exchange = layouts_for(ctx.config, spec).exchange
-    regions["exchange"] = ctx.fabric.register(exchange.nbytes, label=f"{ctx.name}-exchange")
-    regions["kv"] = ctx.fabric.register(kv_layout(ctx.config, spec).nbytes, label=f"{ctx.name}-kv")
-    return regions
+class _Regions:
+    """The worker's regions of an epoch, closed with it."""
+
+    exchange: Region
+    """Its input slots, which the FFN workers map, and the reply slots that they write."""
+    kv: Region
+    """Its KV storage, which prefill workers write."""
+
+    def __init__(self, ctx: RoleContext, spec: ModelSpec, stack: AsyncExitStack) -> None:
+        self._ctx = ctx
+        self._stack = stack
+        self.layouts = layouts_for(ctx.config, spec)
+        self.kv_layout = kv_layout(ctx.config, spec)
+
+    def register(self, epoch: int, members: tuple[control.Member, ...]) -> dict[str, Region]:
+        """New regions, by label."""
+        self.exchange = self._new("exchange", self.layouts.exchange.nbytes)
+        self.kv = self._new("kv", self.kv_layout.nbytes)
+        return {"exchange": self.exchange, "kv": self.kv}
+
+    def _new(self, label: str, nbytes: int) -> Region:
+        region = self._ctx.fabric.register(nbytes, label=f"{self._ctx.name}-{label}")
+        self._stack.callback(region.close)
+        return region
 
 
 async def _connect(
-    ctx: RoleContext, world: AttentionWorld, weights: AttentionWeights, regions: dict[str, Region], directory: Directory
+    ctx: RoleContext, world: AttentionWorld, weights: AttentionWeights, regions: _Regions, directory: Directory
 ) -> Epoch:
-    """Links to the scheduler (demand lane) and to every FFN worker (data lane)."""
-    layouts = layouts_for(ctx.config, weights.spec)
+    """Links to the scheduler (demand lane) and to every FFN worker (data lane), and puts the parts together."""
     ffn_ranks = range(ctx.config.topology.ffn)
     doors = Doors(
         scheduler=await directory.connect(SCHEDULER, 0, Lane.DEMAND),
@@ -98,30 +110,27 @@ async def _connect(
         ffn_N=tuple([await directory.connect(FFN, rank, Lane.DATA) for rank in ffn_ranks]),
         bell_keys_N=tuple(directory.key(FFN, rank, "bells") for rank in ffn_ranks),
     )
-    layout = kv_layout(ctx.config, weights.spec)
     outbound = Outbound(
         rank=ctx.rank,
         epoch=directory.epoch,
         doors=doors,
-        layouts=layouts,
-        exchange=regions["exchange"].buffer,
+        layouts=regions.layouts,
+        exchange=regions.exchange.buffer,
         tracer=ctx.tracer,
         timeout_us=ctx.config.times.control_s * 1e6,
     )
-    model = weights.open(layout, regions["kv"].buffer)
-    pool = KvPool(BlockAllocator(layout.num_blocks), block_tokens=layout.block_tokens)
+    pool = KvPool(BlockAllocator(regions.kv_layout.num_blocks), block_tokens=regions.kv_layout.block_tokens)
     steps = Steps(
-        model=model,
+        model=weights.open(regions.kv_layout, regions.kv.buffer),
         compute=world.compute(ctx),
         pool=pool,
         outbound=outbound,
-        replies=Replies(regions["exchange"].buffer, layouts.exchange, directory.epoch),
+        replies=Replies(regions.exchange.buffer, regions.layouts.exchange, directory.epoch),
         num_ffn=ctx.config.topology.ffn,
-        tracer=ctx.tracer,
         reply_timeout_us=ctx.config.times.step_s * 1e6,
         report=ctx.hub.send,
     )
-    return Epoch(ctx.hub, regions["exchange"], regions["kv"], pool, steps)
+    return Epoch(ctx.hub, regions.exchange, regions.kv, pool, steps)
 
 
 class Epoch:
@@ -154,7 +163,7 @@ class Epoch:
             case control.Release():
                 self._pool.release(message.request, quarantine=message.quarantine)
             case control.Watch():
-                pass
+                pass  # whoever wants spans has them from the tracer
             case _:
                 raise WireError(HUB, f"sent {type(message).__name__}, which an attention worker cannot serve")
 

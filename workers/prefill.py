@@ -7,6 +7,7 @@ write of a prompt carries the request's bell: writes of one link arrive in order
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Protocol
 
@@ -49,11 +50,12 @@ class PrefillWorld(Protocol):
 
 async def serve(ctx: RoleContext, world: PrefillWorld) -> None:
     """Runs the role until the hub stops it. Raises the ``AforeError`` that ended it, after telling the hub."""
-    async with reporting(ctx):
+    async with reporting(ctx), AsyncExitStack() as stack:
         weights = world.load_prefill(ctx.config)
         await ctx.hub.send(control.Loading(weights.tensors, weights.tensors))
         await ctx.hub.send(control.Loaded(weights.nbytes))
         directory = await ctx.hub.open_epoch(ctx.fabric, lambda epoch, members: {})
+        stack.push_async_callback(directory.close)
         epoch = await Epoch.connect(ctx, world.compute(ctx), weights.model, directory)
         await ctx.hub.linked(directory.epoch)
         await epoch.serve()

@@ -18,7 +18,6 @@ from afore.core.demand import count_demand
 from afore.core.errors import DeadlineExceeded, WireError
 from afore.core.target import Target
 from afore.core.topology import FFN, member_name
-from afore.core.trace import Tracer
 from afore.models.attention import AttentionModel, StepBatch
 from afore.transport.exchange import Replies
 from afore.workers.choosing import choose_rows
@@ -86,7 +85,6 @@ class Steps:
         outbound: Outbound,
         replies: Replies,
         num_ffn: int,
-        tracer: Tracer,
         reply_timeout_us: float,
         report: Callable[[control.StepDone], Awaitable[None]],
     ) -> None:
@@ -96,7 +94,6 @@ class Steps:
         self._outbound = outbound
         self._replies = replies
         self._num_ffn = num_ffn
-        self._tracer = tracer
         self._reply_timeout_us = reply_timeout_us
         self._report = report
         self._flights: dict[int, _Flight] = {}
