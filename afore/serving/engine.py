@@ -110,8 +110,8 @@ class Engine:
         if submit.max_new_tokens < 1:
             raise RequestError(submit.request, f"max_new_tokens is {submit.max_new_tokens}", "ask for at least 1")
         sampling = submit.sampling
-        if not 0 <= sampling.temperature < float("inf"):
-            raise RequestError(submit.request, f"temperature is {sampling.temperature}", "give 0 or more")
+        if not 0 <= sampling.temperature <= 100:
+            raise RequestError(submit.request, f"temperature is {sampling.temperature}", "give a number from 0 to 100")
         if not 0 < sampling.top_p <= 1:
             raise RequestError(submit.request, f"top_p is {sampling.top_p}", "give a number above 0, at most 1")
         if sampling.top_k < 0:
