@@ -1,0 +1,86 @@
+"""Every host-side device under one roof: the same scenario runs on each, in the loop that belongs to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import uvloop
+
+from afore.core.clock import LoopClock, WallClock
+from afore.testing import run_virtual
+from afore.workers.device.base import CopyJob, Device, Event, Stream, Work
+from afore.workers.device.cpu import CpuDevice
+from afore.workers.device.emulated import EmulatedDevice
+from afore.workers.device.ports import EmulatedFleet, Jitter
+from afore.workers.device.profile import LAPTOP_EMULATED
+
+KINDS = ("threads", "threads-uvloop", "inline", "emulated", "emulated-shaken")
+PATIENCE_US = 20e6
+"""For what must come: only a defect waits so long."""
+
+WORK = Work("reply", None)
+
+
+@dataclass
+class Rig:
+    """A device, another one of its kind, and a log that closures write into."""
+
+    device: Device
+    other: Device
+    log: list[str] = field(default_factory=list)
+
+    @property
+    def model(self) -> Stream:
+        return self.device.model_stream
+
+    @property
+    def migration(self) -> Stream:
+        return self.device.migration_stream
+
+    def note(self, stream: Stream, entry: str) -> None:
+        """Enqueues a closure that writes ``entry``."""
+        stream.run(WORK, lambda: self.log.append(entry))
+
+    def copy(self, stream: Stream, do: Callable[[], object]) -> None:
+        """Enqueues one copy."""
+
+        def run() -> None:
+            do()
+
+        stream.copy(Work("copy", None), [CopyJob(source=1, destination=0, nbytes=64, run=run)])
+
+
+async def come(*events: Event) -> None:
+    """Awaits events that must come."""
+    for event in events:
+        await event.wait(timeout_us=PATIENCE_US)
+
+
+def on_device(kind: str, scenario: Callable[[Rig], Awaitable[None]]) -> None:
+    """Runs ``scenario`` on a new device of ``kind`` in a new loop; closes the devices."""
+
+    async def main() -> None:
+        device, other = _devices(kind)
+        try:
+            await scenario(Rig(device, other))
+        finally:
+            device.close()
+            other.close()
+
+    if kind.startswith("emulated"):
+        run_virtual(main, seed=7 if kind == "emulated-shaken" else None)
+        return
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if kind == "threads-uvloop" else None) as runner:
+        runner.run(main())
+
+
+def _devices(kind: str) -> tuple[Device, Device]:
+    loop = asyncio.get_running_loop()
+    if kind.startswith("emulated"):
+        jitter = Jitter(compute_us=50, copy_us=100) if kind == "emulated-shaken" else None
+        fleet = EmulatedFleet(LoopClock(), loop, seed=3, jitter=jitter)
+        return EmulatedDevice(fleet, 0, LAPTOP_EMULATED), EmulatedDevice(fleet, 1, LAPTOP_EMULATED)
+    inline = kind == "inline"
+    return CpuDevice(WallClock(), loop, inline=inline), CpuDevice(WallClock(), loop, name="other", inline=inline)
