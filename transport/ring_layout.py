@@ -15,7 +15,6 @@ import numpy as np
 from afore.core.errors import ConfigError, RegionRevoked, VersionMismatch, WireError
 from afore.transport import records
 from afore.transport.entry import INT32_MAX, EntryLimits
-from afore.transport.publish import load_acquire
 from afore.transport.records import CACHE_LINE, RING_HEADER, align
 
 OWNER = "plan ring"
@@ -123,9 +122,9 @@ def write_header(buffer: memoryview, header: RingHeader) -> None:
 
 def read_header(buffer: memoryview) -> RingHeader:
     """The header of the ring in ``buffer``. Raises ``WireError`` (no ring, or not all of it), ``VersionMismatch``."""
-    if len(buffer) < align(RING_HEADER.nbytes) or load_acquire(buffer, 0) != records.RING_MAGIC:
+    fields: dict[str, Any] = RING_HEADER.read(buffer) if len(buffer) >= RING_HEADER.nbytes else {}
+    if fields.get("magic") != records.RING_MAGIC:
         raise WireError(OWNER, "there is no plan ring in this region", "its writer creates it before readers attach")
-    fields: dict[str, Any] = RING_HEADER.read(buffer)
     if fields["version"] != records.RECORDS_VERSION:
         raise VersionMismatch(
             OWNER, f"is of version {fields['version']}, this program of {records.RECORDS_VERSION}", "use one release"
