@@ -48,6 +48,8 @@ exit status: 0 saved, 1 training failed, 2 the texts or the output directory can
 """
 
 REPORT_FILE = "training.json"
+_LOG_SHARE = 0.05
+"""Without a terminal there is no bar: a line each time this share of the training is done."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,13 +136,18 @@ def _run(options: argparse.Namespace, console: Console) -> None:
         seed=options.seed,
     )
     last: list[StepReport] = []
+    told = [0.0]
     with _bar(console) as bar:
         shown = bar.add_task("training", total=1.0, loss="", balance="")
         progress = _progress(options)
 
         def report(step: StepReport) -> None:
             last[:] = [step]
-            _show(bar, shown, step, progress(step.step + 1))
+            done = progress(step.step + 1)
+            _show(bar, shown, step, done)
+            if not console.is_terminal and done >= told[0]:
+                console.print(f"{min(done, 1.0):.0%}: step {step.step + 1}, loss {step.loss:.3f}")
+                told[0] = done + _LOG_SHARE
 
         steps = train(model, domains, settings, progress, report)
     if steps == 0:

@@ -18,23 +18,13 @@ from afore.tools.train_corpus import Domain, read_domains, tokenize, train_token
 from afore.tools.train_loop import StepReport, TrainingDiverged, TrainOptions, moe_layers, new_model, train
 from afore.tools.train_tiny import main
 
-SMALL = [
-    "--hidden",
-    "32",
-    "--experts",
-    "8",
-    "--top-k",
-    "2",
-    "--expert-hidden",
-    "16",
-    "--dense-hidden",
-    "32",
-    "--vocab",
-    "400",
-    "--layers",
-    "3",
-]
-SHORT = ["--window", "24", "--batch", "8", "--max-positions", "256", "--learning-rate", "1e-2"]
+
+def flags(**values: float) -> list[str]:
+    return [part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+
+
+SMALL = flags(hidden=32, experts=8, top_k=2, expert_hidden=16, dense_hidden=32, vocab=400, layers=3)
+SHORT = flags(window=24, batch=8, max_positions=256, learning_rate=1e-2)
 
 
 @pytest.fixture
