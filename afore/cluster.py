@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,7 @@ class Cluster:
         top_p: float = 1.0,
         top_k: int = 0,
         seed: int | None = None,
-    ) -> AsyncIterator[Token]:
+    ) -> AsyncGenerator[Token, None]:
         """Streams the tokens that follow ``prompt`` (text, or token ids). Leaving the loop early cancels the request.
 
         Raises ``RequestError`` (``PromptTooLong``), ``RoleLost`` when a role died.
@@ -143,13 +143,13 @@ class Cluster:
             raise self._tokenizer
         return self._tokenizer
 
-    async def plans(self) -> AsyncIterator[control.PlanSeen]:
+    async def plans(self) -> AsyncGenerator[control.PlanSeen, None]:
         """Every published target as it happens: copies, tiles before and after, imbalance, why there were no copies."""
         async with contextlib.aclosing(self._client.plans()) as plans:
             async for plan in plans:
                 yield plan
 
-    async def spans(self) -> AsyncIterator[SpanRecord]:
+    async def spans(self) -> AsyncGenerator[SpanRecord, None]:
         """Spans of every role, a few times a second."""
         async with contextlib.aclosing(self._client.spans()) as batches:
             async for batch in batches:

@@ -59,11 +59,10 @@ async def _serve(ctx: RoleContext, spec: ModelSpec) -> None:
     layouts = layouts_for(ctx.config, spec)
     await ctx.hub.send(control.Loaded(0))
     regions: dict[str, Region] = {}
-    epoch = 0
+    mailbox: Mailbox | None = None
+    ring: RingWriter | None = None
 
-    def register(number: int, members: tuple[control.Member, ...]) -> Mapping[str, Region]:
-        nonlocal epoch
-        epoch = number
+    def register(epoch: int, members: tuple[control.Member, ...]) -> Mapping[str, Region]:
         for label, nbytes in (
             ("mailbox", layouts.mailbox.nbytes),
             ("ring", layouts.ring.nbytes),
@@ -72,12 +71,10 @@ async def _serve(ctx: RoleContext, spec: ModelSpec) -> None:
             regions[label] = ctx.fabric.register(nbytes, label=label)
         # Readers check the headers of ring and mailbox when they map them, so these stand before anybody has the keys.
         nonlocal mailbox, ring
-        mailbox = Mailbox(regions["mailbox"].buffer, layouts.mailbox, number)
-        ring = RingWriter(regions["ring"].buffer, layouts.ring, number)
+        mailbox = Mailbox(regions["mailbox"].buffer, layouts.mailbox, epoch)
+        ring = RingWriter(regions["ring"].buffer, layouts.ring, epoch)
         return regions
 
-    mailbox: Mailbox | None = None
-    ring: RingWriter | None = None
     directory = await ctx.hub.open_epoch(ctx.fabric, register)
     assert mailbox is not None
     assert ring is not None
@@ -85,8 +82,8 @@ async def _serve(ctx: RoleContext, spec: ModelSpec) -> None:
         (await directory.connect(FFN, rank, Lane.DEMAND), directory.key(FFN, rank, "bells"))
         for rank in range(ctx.config.topology.ffn)
     ]
-    planning = _planning(ctx, spec, layouts, mailbox, ring, regions["feedback"], doors_N, epoch)
-    await ctx.hub.linked(epoch)
+    planning = _planning(ctx, spec, layouts, mailbox, ring, regions["feedback"], doors_N, directory.epoch)
+    await ctx.hub.linked(directory.epoch)
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(_demand(planning, regions["mailbox"], layouts), name="demand")

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TypeVar
 
 from afore.core import control
@@ -17,7 +18,7 @@ from afore.core.config import RunConfig
 from afore.core.errors import AforeError, ConfigError, PeerLost, RegionRevoked, WireError
 from afore.core.messages import from_wire, to_wire
 from afore.core.topology import member_name
-from afore.core.trace import Tracer
+from afore.core.trace import Span, Tracer
 from afore.transport.api import Channel, Fabric, Lane, Link, Region, RegionKey
 
 HUB = "hub"
@@ -110,10 +111,44 @@ class HubSession:
 
     async def receive(self) -> control.Message:
         """The next message, however long it takes (the hub's end ends the wait). Raises ``Stopped``, ``PeerLost``."""
-        message = from_wire(await self._channel.receive(timeout_us=None))
-        if isinstance(message, control.Stop):
-            raise Stopped(message.reason)
-        return message
+        while True:
+            message = from_wire(await self._channel.receive(timeout_us=None), peer=HUB)
+            if isinstance(message, control.Stop):
+                raise Stopped(message.reason)
+            if not isinstance(message, control.Watch):
+                return message
+            self.watch = message
+            self.watch_changed.set()
+
+    async def forward_spans(self, tracer: Tracer, clock: Clock) -> None:
+        """Sends the tracer's spans to the hub while somebody watches; runs beside the role until cancelled."""
+        batch: list[str] = []
+
+        def keep(process: str, spans: list[Span]) -> None:
+            batch.extend(
+                json.dumps(
+                    {
+                        "kind": span.kind,
+                        "name": span.name,
+                        "target": None if span.target is None else astuple(span.target),
+                        "start_ns": span.start_ns,
+                        "end_ns": span.end_ns,
+                        "args": span.args,
+                    }
+                )
+                for span in spans
+            )
+
+        while True:
+            await self.watch_changed.wait()
+            self.watch_changed.clear()
+            tracer.listener = keep if self.watch.spans else None
+            while self.watch.spans:
+                await clock.sleep_us(SPAN_BATCH_US)
+                tracer.flush()
+                if batch:
+                    await self.send(control.SpansSeen(self.name, tuple(batch)))
+                    batch.clear()
 
     async def open_epoch(
         self, fabric: Fabric, register: Callable[[int, tuple[control.Member, ...]], Mapping[str, Region]]

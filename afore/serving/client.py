@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from afore.core import control
@@ -80,7 +80,7 @@ class Client:
         max_new_tokens: int,
         ignore_eos: bool = False,
         sampling: control.Sampling | None = None,
-    ) -> AsyncIterator[tuple[int, control.TokenOut | control.Finished]]:
+    ) -> AsyncGenerator[tuple[int, control.TokenOut | control.Finished], None]:
         """Streams (arrival time in ns, token or end) of one request; leaving the loop early cancels it.
 
         Raises ``RequestError``, ``PromptTooLong``, ``RoleLost``.
@@ -122,7 +122,7 @@ class Client:
         finally:
             del self._stats[ticket]
 
-    async def plans(self) -> AsyncIterator[control.PlanSeen]:
+    async def plans(self) -> AsyncGenerator[control.PlanSeen, None]:
         """Published targets as they happen."""
         queue: asyncio.Queue[control.PlanSeen] = asyncio.Queue(WATCH_BACKLOG)
         self._plans.append(queue)
@@ -136,7 +136,7 @@ class Client:
                 with contextlib.suppress(TransportError):
                     await self._watch()
 
-    async def spans(self) -> AsyncIterator[control.SpansSeen]:
+    async def spans(self) -> AsyncGenerator[control.SpansSeen, None]:
         """Batches of spans of every role as they happen."""
         queue: asyncio.Queue[control.SpansSeen] = asyncio.Queue(WATCH_BACKLOG)
         self._spans.append(queue)

@@ -19,12 +19,13 @@ from afore.transport.session import HUB, HubSession, RoleContext
 from afore.workers import attention, ffn, prefill
 from afore.workers.checkpoint_models import CheckpointModels
 from afore.workers.crew import crew
+from afore.workers.ffn_world import CheckpointFfnWorld
 
 JOIN_RETRY_US = 20_000.0
 """How soon a role looks again for a hub that is not up yet."""
 
 
-class RealWorld(CheckpointModels):
+class RealWorld(CheckpointModels, CheckpointFfnWorld):
     """Checkpoints, wall time, CPU devices."""
 
     def model_spec(self, config: RunConfig) -> ModelSpec:

@@ -51,11 +51,12 @@ class _Zygote:
         try:
             self._send({"ready": os.getpid()})
             while True:
-                readable, _, _ = select.select([self._connection, self._wake_read], [], [])
+                requests = self._connection.fileno()
+                readable, _, _ = select.select([requests, self._wake_read], [], [])
                 if self._wake_read in readable:
                     os.read(self._wake_read, 4096)
                     self._reap()
-                if self._connection in readable and not self._serve_requests():
+                if requests in readable and not self._serve_requests():
                     return 0
         except (BrokenPipeError, ConnectionResetError, _Terminated):
             return 0

@@ -220,9 +220,10 @@ def test_a_request_joins_only_with_both_token_and_kv() -> None:
     request = batcher.submit(0, control.Submit("a", (1,), 3, False, control.Sampling()))
     batcher.reserved(0, control.Reserved(request.number, (0,)))
     batcher.prefill_done(control.PrefillDone(request.number, 9))
-    assert request.state is State.PREFILLING
+    states = [request.state]
     batcher.kv_ready(control.KvReady(request.number))
-    assert request.state is State.RUNNING
+    states.append(request.state)
+    assert states == [State.PREFILLING, State.RUNNING]
 
 
 @pytest.mark.parametrize("attention", [1, 2, 3])
