@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
+from afore.core.target import Target
 from afore.transport import records
 from afore.transport.mailbox import MailboxLayout
 from afore.transport.records import Record
@@ -17,9 +19,17 @@ def fields(region: bytes, at: int, record: Record) -> Iterator[str]:
     values = record.read(region, at)
     ends = [*list(record.offsets.values())[1:], record.nbytes]
     for (name, offset), end in zip(record.offsets.items(), ends, strict=True):
-        value = values[name]
-        shown = f"{value} ({value:#x})" if isinstance(value, int) and value > 9 else str(value)
-        yield line(at + offset, region[at + offset : at + end], f"{name} = {shown}")
+        data = region[at + offset : at + end]
+        yield line(at + offset, data, f"{name} = {_shown(name, values[name], data)}")
+
+
+def _shown(name: str, value: int | float, data: bytes) -> str:
+    if name == "magic":
+        return repr(data.decode("ascii", "replace"))
+    if name == "target" and isinstance(value, int) and value:
+        with suppress(ValueError):
+            return f"{value:#x} ({Target.from_word(value)})"
+    return f"{value} ({value:#x})" if isinstance(value, int) and value > 9 else str(value)
 
 
 def line(at: int, data: bytes, text: str) -> str:
@@ -46,6 +56,9 @@ def ring(region: bytes, layout: RingLayout) -> Iterator[str]:
     copies_at = records.align(records.ENTRY_HEADER.nbytes + 4 * layout.num_attention, records.WORD)
     shares_at = copies_at + records.COPY.nbytes * layout.max_copies
     for slot in range(layout.num_slots):
+        if not any(region[layout.slot_offset(slot) : layout.slot_offset(slot) + layout.slot_nbytes]):
+            yield f"slot {slot}: never written"
+            continue
         yield f"slot {slot}"
         yield from fields(region, layout.slot_offset(slot), records.SLOT_LINE)
         entry = layout.entry_offset(slot)
@@ -73,7 +86,11 @@ def mailbox(region: bytes, layout: MailboxLayout) -> Iterator[str]:
     yield from fields(region, 0, records.MAILBOX_HEADER)
     for attention in range(layout.num_attention):
         for microbatch in range(layout.num_microbatches):
-            yield f"slot attention-{attention} microbatch {microbatch}"
             at = layout.offset(attention, microbatch)
+            name = f"slot attention-{attention} microbatch {microbatch}"
+            if not any(region[at : at + layout.vector_nbytes]):
+                yield f"{name}: never written"
+                continue
+            yield name
             yield from fields(region, at, records.DEMAND_HEADER)
             yield from _array(region, at + records.DEMAND_HEADER.nbytes, layout.num_experts, "counts_E")

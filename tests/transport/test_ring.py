@@ -7,6 +7,7 @@ import struct
 from dataclasses import replace
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -236,6 +237,29 @@ def test_a_record_that_a_core_fills_is_the_same_bytes() -> None:
     record[0]["sequence"], record[0]["num_shares"] = 1, 7
     with pytest.raises(PlanError, match="7 shares"):
         filling.publish_record(record)
+
+
+@pytest.mark.slow
+def test_numba_fills_a_record() -> None:
+    @numba.njit
+    def fill(record: Any, sequence: int, word: int) -> None:
+        entry = record[0]
+        entry.kind, entry.epoch, entry.sequence, entry.target, entry.cancels = 1, 3, sequence, word, -1
+        entry.tokens_A[1] = 8
+        entry.num_shares = 2
+        for index in range(2):
+            entry.shares[index].expert = index
+            entry.shares[index].count = 5 + index
+            entry.shares[index].generation = -1
+
+    _, writer, readers = make_ring()
+    record = writer.new_record()
+    fill(record, 0, Target(0, 0, 0).word())
+    writer.publish_record(record)
+    entry = readers[0].peek()
+    assert isinstance(entry, PlanEntry)
+    assert entry.shares == (Share(0, 0, 0, 5, -1), Share(1, 0, 0, 6, -1))
+    assert entry.tokens_A == (0, 8)
 
 
 # Reading
