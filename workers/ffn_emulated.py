@@ -22,7 +22,7 @@ NO_MEMORY = 64
 
 
 class EmulatedFfn:
-    """The parts of worker ``rank`` in ``fleet``, with the costs of ``profile``. ``stores`` collects the tags for a check at the end."""
+    """Worker ``rank`` of ``fleet``, with the costs of ``profile``. ``stores`` gets its tags, for a check in the end."""
 
     def __init__(self, fleet: EmulatedFleet, rank: int, profile: CostProfile, stores: list[TaggedStore]) -> None:
         self._device = EmulatedDevice(fleet, rank, profile)

@@ -199,9 +199,9 @@ class Migrator:
                 again.append(held)
                 continue
             seen.add(key)
-            waits = [
-                use for use in (self._last_use.pop(key, None), before if held.generation == arrived else None) if use
-            ]
+            waits = self._uses_ahead(key)
+            if before is not None and held.generation == arrived:
+                waits.append(before)
             waits = [use for use in waits if not use.done]
             uses += waits
             (behind if waits else free).append(held)
@@ -212,6 +212,11 @@ class Migrator:
         for held in again:
             self._submit([held], ())
         self._any_submitted.set()
+
+    def _uses_ahead(self, key: tuple[int, int]) -> list[Event]:
+        """The compute that last read the slot. The model stream is in order: it stands for all before it."""
+        use = self._last_use.pop(key, None)
+        return [] if use is None else [use]
 
     def _submit(self, batch: Sequence[HeldCopy], uses: Sequence[Event]) -> None:
         begin_ns = self._clock.now_ns()

@@ -1,8 +1,8 @@
 """FFN workers as they are, between a scheduler and attention workers that are as plain as can be: one process, loopback.
 
-Everything between the demand and the replies is the product's: ring, verdicts, exchange, bells, feedback, reader, migrator,
-sequencer, group, device, store. The rig plays the scheduler (a ``Plans`` decides) and the attention workers (random ids and rows), and
-checks every reply: experts are the identity here, so that the sum over workers of a token is its row times its weights.
+Everything between the plan and the replies is the product's: ring, verdicts, exchange, bells, feedback, reader, migrator,
+sequencer, group, device, store. The rig plays the scheduler (a ``Plans`` decides) and the attention workers (random ids and
+rows), and checks every reply against what the experts make of its rows.
 """
 
 from __future__ import annotations
@@ -72,14 +72,17 @@ class Shape:
     expert: int = 2
     max_tokens: int = 3
 
+    @property
+    def slots_N(self) -> tuple[int, ...]:
+        return (self.slots,) * self.ffn if isinstance(self.slots, int) else self.slots
+
     def config(self, **times: float) -> RunConfig:
         return RunConfig(
             topology=Topology(
                 attention=self.attention,
                 ffn=self.ffn,
                 microbatches=self.microbatches,
-                redundant_slots=self.slots if isinstance(self.slots, int) else 0,
-                redundant_slots_per_worker=None if isinstance(self.slots, int) else self.slots,
+                redundant_slots_per_worker=self.slots_N,
             ),
             batch=BatchOptions(max_num_seqs=self.attention * self.microbatches * self.max_tokens),
             times=TimeOptions(**times),

@@ -9,10 +9,21 @@ import numpy.typing as npt
 
 from afore.core.plan import CopyStart
 from afore.core.slots import contiguous_primaries
+from afore.scheduler.costs import Costs
+from afore.scheduler.plan import PlannerConfig, ProtectedWindow
+from afore.scheduler.planner import Planner
 from tests.workers.ffn_rig import Shape
 
 Shares = list[tuple[int, int, int, int]]
 Copies = list[tuple[int, int, int]]
+Answer = tuple[Shares, Copies, CopyStart]
+
+
+class NoPlans:
+    """Everything on primaries."""
+
+    def plan(self, layer: int, demand_E: npt.NDArray[np.int32]) -> Answer:
+        return [], [], CopyStart.NOW
 
 
 class RandomPlans:
@@ -21,11 +32,10 @@ class RandomPlans:
     def __init__(self, shape: Shape, seed: int) -> None:
         self._random = random.Random(seed)
         self._primaries = contiguous_primaries(shape.experts, shape.ffn)
-        slots = (shape.slots,) * shape.ffn if isinstance(shape.slots, int) else shape.slots
-        self._places = [(worker, slot) for worker in range(shape.ffn) for slot in range(slots[worker])]
+        self._places = [(worker, slot) for worker in range(shape.ffn) for slot in range(shape.slots_N[worker])]
         self._bound: list[dict[tuple[int, int], int]] = [{} for _ in range(shape.layers)]
 
-    def plan(self, layer: int, demand_E: npt.NDArray[np.int32]) -> tuple[Shares, Copies, CopyStart]:
+    def plan(self, layer: int, demand_E: npt.NDArray[np.int32]) -> Answer:
         """Fills each slot anew with chance 0.4; gives every replica a random part of the demand, or a bit too much."""
         bound, chance = self._bound[layer], self._random
         copies: Copies = []
@@ -43,3 +53,27 @@ class RandomPlans:
                 shares.append((expert, worker, slot, chance.randint(1, int(demand_E[expert]) + 1)))
         start = CopyStart.ARRIVAL if chance.random() < 0.2 else CopyStart.NOW
         return sorted(shares), copies, start
+
+
+class PlannerPlans:
+    """Algorithm 1 with its protected slots, at costs that make copies worth while."""
+
+    def __init__(self, shape: Shape, start: CopyStart = CopyStart.NOW) -> None:
+        config = PlannerConfig(
+            num_experts=shape.experts,
+            num_workers=shape.ffn,
+            slots_per_worker=shape.slots_N,
+            tile_tokens=1,
+            copy_budget=shape.config().copy_budget,
+        )
+        primaries_E = contiguous_primaries(shape.experts, shape.ffn)
+        self._planners = [Planner(config, primaries_E) for _ in range(shape.layers)]
+        self._windows = [ProtectedWindow(shape.microbatches - 1) for _ in range(shape.layers)]
+        self._costs = Costs(tile_us=100.0, copy_us=1.0, window_us=1000.0)
+        self._start = start
+
+    def plan(self, layer: int, demand_E: npt.NDArray[np.int32]) -> Answer:
+        window = self._windows[layer]
+        plan = self._planners[layer].plan(demand_E, protected=window.protected(), costs=self._costs)
+        window.push(plan.used_NR)
+        return plan.shares(), plan.copies, self._start
