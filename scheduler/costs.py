@@ -1,0 +1,141 @@
+"""What computing a tile and copying an expert cost, and how long a copy may take unnoticed: eq. 7 and 8's estimates.
+
+M(Δ) = copy_us × the most copies at any one source or destination port: copies leave from the fixed primary, and ports work at
+the same time. Exposed O = max(0, M(Δ) - W).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afore.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """The estimates that one plan is made with. Raises ``ConfigError`` for a value that is negative or not finite."""
+
+    tile_us: float
+    """β_tile: microseconds of FFN compute a tile costs."""
+    copy_us: float
+    """Microseconds to copy one expert through one port."""
+    window_us: float
+    """W: microseconds from a copy's submission to its target's first use."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("tile_us", self.tile_us), ("copy_us", self.copy_us), ("window_us", self.window_us)):
+            if not 0.0 <= value < math.inf:
+                raise ConfigError(f"costs.{name}", f"{value!r} is not a time", "give microseconds, 0 or more")
+
+
+def migration_us(
+    copies: Iterable[tuple[int, int, int]], primaries_E: NDArray[np.integer[Any]] | Sequence[int], costs: Costs
+) -> float:
+    """M(Δ) of (expert, worker, slot) copies, in µs."""
+    ports: Counter[tuple[str, int]] = Counter()
+    for expert, worker, _slot in copies:
+        ports["out", int(primaries_E[expert])] += 1
+        ports["in", worker] += 1
+    return costs.copy_us * max(ports.values(), default=0)
+
+
+def exposed_us(
+    copies: Iterable[tuple[int, int, int]], primaries_E: NDArray[np.integer[Any]] | Sequence[int], costs: Costs
+) -> float:
+    """O = max(0, M(Δ) - W), in µs."""
+    return max(0.0, migration_us(copies, primaries_E, costs) - costs.window_us)
+
+
+class _Recent:
+    """The median of the last ``size`` values, kept sorted."""
+
+    __slots__ = ("_order", "_size", "_sorted")
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._order: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, value: float) -> None:
+        if len(self._order) == self._size:
+            del self._sorted[bisect_left(self._sorted, self._order.popleft())]
+        self._order.append(value)
+        insort(self._sorted, value)
+
+    def median(self) -> float:
+        return self._sorted[len(self._sorted) // 2]
+
+
+class CostModel:
+    """Costs per layer: the seed until ``warmup`` measurements of a quantity have come, then the median of its last ``recent``.
+
+    A median, because on shared cores single records are off by whole time slices. ``seed`` is one for all layers, or one each.
+    """
+
+    def __init__(
+        self,
+        seed: Costs | Sequence[Costs],
+        *,
+        num_layers: int,
+        frozen: bool = False,
+        recent: int = 31,
+        warmup: int = 5,
+    ) -> None:
+        self._costs = [seed] * num_layers if isinstance(seed, Costs) else list(seed)
+        if len(self._costs) != num_layers:
+            raise ConfigError("costs", f"{len(self._costs)} seeds for {num_layers} layers", "give one, or one for each")
+        if not 1 <= warmup <= recent:
+            raise ConfigError("costs.warmup", f"{warmup} is not between 1 and recent={recent}")
+        self._seeds = tuple(self._costs)
+        self._warmup = warmup
+        self._recent = [[_Recent(recent) for _ in range(3)] for _ in range(num_layers)]
+        self._stale = [False] * num_layers
+        self.frozen = frozen
+        """Keep the seeds whatever is measured, so that a run can be repeated exactly."""
+        self.ignored = 0
+        """Measurements that were no times (negative or not finite)."""
+
+    def layer(self, layer: int) -> Costs:
+        """The layer's costs now."""
+        if self._stale[layer]:
+            seed = self._seeds[layer]
+            tile_us, copy_us, window_us = (
+                recent.median() if len(recent) >= self._warmup else before
+                for recent, before in zip(
+                    self._recent[layer], (seed.tile_us, seed.copy_us, seed.window_us), strict=True
+                )
+            )
+            self._costs[layer] = Costs(tile_us=tile_us, copy_us=copy_us, window_us=window_us)
+            self._stale[layer] = False
+        return self._costs[layer]
+
+    def update(
+        self,
+        layer: int,
+        *,
+        tile_us: float | None = None,
+        copy_us: float | None = None,
+        window_us: float | None = None,
+    ) -> None:
+        """Takes one worker's measurements of one target; None: not measured (no tiles, no copies)."""
+        if self.frozen:
+            return
+        for recent, value in zip(self._recent[layer], (tile_us, copy_us, window_us), strict=True):
+            if value is None:
+                continue
+            if 0.0 <= value < math.inf:
+                recent.add(value)
+                self._stale[layer] = True
+            else:
+                self.ignored += 1

@@ -1,0 +1,52 @@
+"""``afore``: Algorithm 1 on each target's own demand; copies start at once, under the targets before it (paper §3, Approach 3)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from afore.core.target import Target
+from afore.scheduler.costs import Costs
+from afore.scheduler.planner import Planner, ProtectedWindow
+from afore.scheduler.policies.base import Action, Assign, Copies, CopyTime, Demand, PolicyContext, Quiet
+
+NOTHING_TO_PLAN_ON = "no demand of a previous step to plan on"
+
+
+class Afore(Quiet):
+    """One planner and one protected window per layer. The ablations change what it plans on, and when copies start."""
+
+    name: str = "afore"
+    start: CopyTime = "now"
+
+    def __init__(self, context: PolicyContext) -> None:
+        self._context = context
+        layers = range(context.num_layers)
+        self._planners = [Planner(context.planner, context.primaries_E) for _ in layers]
+        self._windows = [ProtectedWindow(context.num_microbatches - 1) for _ in layers]
+        self._unused_NR = np.zeros(context.planner.empty_slots().shape, np.bool_)
+
+    def on_demand(self, target: Target, demand_E: Demand, now_us: float) -> list[Action]:
+        window = self._windows[target.layer]
+        planned_E = self.planned_demand(target, demand_E)
+        if planned_E is None:
+            window.push(self._unused_NR)
+            return [Assign(target, (), skipped=NOTHING_TO_PLAN_ON)]
+        costs = self.costs(target.layer)
+        plan = self._planners[target.layer].plan(planned_E, window.protected(), costs)
+        window.push(plan.used_NR)
+        assign = Assign(target, tuple(plan.shares()), plan, costs, plan.skipped)
+        if not plan.copies:
+            return [assign]
+        return [Copies(target.layer, tuple(plan.copies), self.start), assign]
+
+    def reset_layer(self, layer: int) -> None:
+        """Slots and A_{t-1} are forgotten; the window stays, because targets that were accepted still use their slots."""
+        self._planners[layer].reset()
+
+    def planned_demand(self, target: Target, demand_E: Demand) -> Demand | None:
+        """The demand that the target is planned on; None: none is known, so it runs on primaries."""
+        return demand_E
+
+    def costs(self, layer: int) -> Costs:
+        """The estimates that the layer is planned with."""
+        return self._context.costs(layer)

@@ -1,0 +1,79 @@
+"""Policies by name, and a user's own by ``package.module:Class``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from afore.core.errors import ConfigError
+from afore.scheduler.policies.afore import Afore
+from afore.scheduler.policies.afore_no_overlap import AforeNoOverlap
+from afore.scheduler.policies.afore_no_prefetch import AforeNoPrefetch
+from afore.scheduler.policies.afore_reactive import AforeReactive
+from afore.scheduler.policies.base import Policy, PolicyContext
+from afore.scheduler.policies.static import Static
+
+POLICIES: Mapping[str, Callable[[PolicyContext], Policy]] = MappingProxyType(
+    {
+        "static": Static,
+        "afore": Afore,
+        "afore-no-prefetch": AforeNoPrefetch,
+        "afore-no-overlap": AforeNoOverlap,
+        "afore-reactive": AforeReactive,
+    }
+)
+
+_EVENTS = ("on_demand", "on_prediction", "on_inputs", "on_step_end", "reset_layer")
+_KNOWN = f"policies are {', '.join(POLICIES)}, or your own as package.module:Class"
+
+
+def make_policy(name_or_path: str, context: PolicyContext) -> Policy:
+    """Builds the policy of that name, or the user's class of that path. Raises ``ConfigError`` naming the nearest match."""
+    policy = _find(name_or_path)(context)
+    missing = [name for name in ("name", "wants_inputs") if not hasattr(policy, name)]
+    if missing:
+        raise ConfigError("policy", f"{name_or_path} has no attribute {' or '.join(missing)}", _remedy(name_or_path))
+    return policy
+
+
+def check_policy(name_or_path: str) -> None:
+    """Raises the ``ConfigError`` that ``make_policy`` would raise for a name or path that is no policy; builds nothing."""
+    _find(name_or_path)
+
+
+def _find(name_or_path: str) -> Callable[[PolicyContext], Policy]:
+    if name_or_path in POLICIES:
+        return POLICIES[name_or_path]
+    module_name, colon, class_name = name_or_path.partition(":")
+    if not colon or not module_name or not class_name:
+        near = difflib.get_close_matches(name_or_path, POLICIES, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError("policy", f"there is no policy {name_or_path!r}", hint + _KNOWN)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a user's module raises while it is imported
+        raise ConfigError(
+            "policy",
+            f"{module_name} cannot be imported ({type(error).__name__}: {error})",
+            "is its folder on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else "mend that module",
+        ) from error
+    found: Any = getattr(module, class_name, None)
+    if found is None:
+        near = difflib.get_close_matches(class_name, vars(module), n=1)
+        raise ConfigError(
+            "policy", f"{module_name} has no {class_name}", f"did you mean {near[0]}?" if near else "name its class"
+        )
+    lacks = [event for event in _EVENTS if not callable(getattr(found, event, None))]
+    if not callable(found) or lacks:
+        raise ConfigError(
+            "policy", f"{name_or_path} lacks {', '.join(lacks) or 'a constructor'}", _remedy(name_or_path)
+        )
+    policy_class: Callable[[PolicyContext], Policy] = found
+    return policy_class
+
+
+def _remedy(path: str) -> str:
+    return f"give {path} what afore.scheduler.policies.base.Policy lists"

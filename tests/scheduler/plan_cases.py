@@ -1,0 +1,94 @@
+"""Random planning situations, and plans compared field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afore.scheduler.costs import Costs
+from afore.scheduler.plan import Plan, PlannerConfig
+
+ARRAYS = ("assign_EN", "slots_NR", "used_NR", "shares_X4")
+SCALARS = ("copies", "gain_us", "max_tiles", "bound_tiles", "base_max_tiles", "within_max_tiles", "skipped", "costs")
+
+
+def differences(left: Plan, right: Plan) -> list[str]:
+    """Names of the fields in which two plans differ, with both values."""
+    found = [
+        f"{name}:\n{getattr(left, name)}\n{getattr(right, name)}"
+        for name in ARRAYS
+        if not np.array_equal(getattr(left, name), getattr(right, name))
+        or getattr(left, name).dtype != getattr(right, name).dtype
+    ]
+    found += [
+        f"{name}: {getattr(left, name)} {getattr(right, name)}"
+        for name in SCALARS
+        if getattr(left, name) != getattr(right, name)
+    ]
+    return found
+
+
+@dataclass
+class Situation:
+    """One layer with what is put to its planner."""
+
+    config: PlannerConfig
+    primaries_E: NDArray[np.int32]
+    rng: np.random.Generator
+
+    @classmethod
+    def random(cls, rng: np.random.Generator) -> Situation:
+        """Uneven primaries and slots, E < N, no slots, tight and wide budgets and thresholds: all occur often."""
+        N = int(rng.choice([1, 2, 3, 4, 5, 8, 12, 35], p=[0.04, 0.2, 0.2, 0.2, 0.15, 0.1, 0.08, 0.03]))
+        E = int(rng.integers(1, 25))
+        slots = rng.integers(0, 4, N) if rng.random() < 0.4 else int(rng.choice([0, 1, 1, 2, 3, 8]))
+        config = PlannerConfig(
+            num_experts=E,
+            num_workers=N,
+            slots_per_worker=slots,
+            tile_tokens=int(rng.choice([1, 3, 8, 64])),
+            copy_budget=None if rng.random() < 0.3 else int(rng.integers(0, 2 * N + 2)),
+            compactness=int(rng.choice([0, 0, 0, 1, 2, 5])),
+        )
+        primaries_E = rng.integers(0, N, E).astype(np.int32)
+        if rng.random() < 0.5:
+            primaries_E = (np.arange(E) * N // E).astype(np.int32)
+        return cls(config, primaries_E, rng)
+
+    def demands(self, steps: int) -> Iterator[NDArray[np.int64]]:
+        """Skewed demand that drifts, with idle experts, and now and then nothing at all or a jump."""
+        E, rng = self.config.num_experts, self.rng
+        heat_E = rng.normal(size=E) * rng.choice([0.3, 1.0, 2.5])
+        tiles = int(rng.choice([3, 20, 150]))
+        for _ in range(steps):
+            if rng.random() < 0.1:
+                heat_E = rng.permutation(heat_E)
+            heat_E = heat_E + rng.normal(size=E) * 0.3
+            share_E = np.exp(heat_E) * (rng.random(E) < 0.9)
+            total = rng.integers(0, tiles * self.config.tile_tokens + 1)
+            whole = share_E.sum()
+            yield rng.multinomial(total, share_E / whole) if whole > 0 else np.zeros(E, np.int64)
+
+    def protected(self) -> NDArray[np.bool_] | None:
+        """No mask, or a random one."""
+        shape = self.config.empty_slots().shape
+        return None if self.rng.random() < 0.4 else self.rng.random(shape) < self.rng.choice([0.1, 0.5, 1.0])
+
+    def costs(self) -> Costs:
+        """Free copies, hidden ones, and copies whose exposure decides; also figures that are not exact in binary."""
+        rng = self.rng
+        return Costs(
+            tile_us=float(rng.choice([0.0, 1.0, 20.0, 0.1, 3.7])),
+            copy_us=float(rng.choice([0.0, 0.3, 1.0, 20.0, 70.1])),
+            window_us=float(rng.choice([0.0, 0.0, 0.7, 15.0, 60.0, 1e6])),
+        )
+
+    def slots(self) -> NDArray[np.int32]:
+        """A slot table that workers might report, duplicates included."""
+        slots_NR = self.config.empty_slots()
+        fill = (slots_NR == -1) & (self.rng.random(slots_NR.shape) < 0.7)
+        slots_NR[fill] = self.rng.integers(0, self.config.num_experts, int(fill.sum()))
+        return slots_NR

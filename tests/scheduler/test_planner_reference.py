@@ -1,0 +1,73 @@
+"""The compiled core equals the literal reference bit for bit, over carried state."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from afore.scheduler.costs import Costs
+from afore.scheduler.plan import PlannerConfig
+from afore.scheduler.planner import Planner, ProtectedWindow
+from afore.scheduler.reference import ReferencePlanner
+from afore.scheduler.validate import validate
+from tests.scheduler.plan_cases import Situation, differences
+
+BATCHES = 8
+SEQUENCES = 160
+STEPS = 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_core_equals_reference_on_random_sequences(batch: int) -> None:
+    """In all batches 10,240 plans, each also accepted by the validator."""
+    with_copies = exposed = moved = 0
+    for seed in range(batch * SEQUENCES, (batch + 1) * SEQUENCES):
+        rng = np.random.default_rng(seed)
+        situation = Situation.random(rng)
+        config, primaries_E = situation.config, situation.primaries_E
+        planner, reference = Planner(config, primaries_E), ReferencePlanner(config, primaries_E)
+        for step, demand_E in enumerate(situation.demands(STEPS)):
+            if rng.random() < 0.15:
+                slots_NR = situation.slots()
+                planner.adopt(slots_NR)
+                reference.adopt(slots_NR)
+            elif rng.random() < 0.03:
+                planner.reset()
+                reference.reset()
+            before_NR = planner.slots_NR
+            protected_NR, costs = situation.protected(), situation.costs()
+            plan = planner.plan(demand_E, protected_NR, costs)
+            expected = reference.plan(demand_E, protected_NR, costs)
+            assert not differences(plan, expected), (seed, step)
+            validate(plan, demand_E, before_NR, primaries_E, config, protected_NR)
+            with_copies += bool(plan.copies)
+            exposed += bool(plan.copies) and plan.gain_us < costs.tile_us * (plan.within_max_tiles - plan.max_tiles)
+            moved += bool(plan.shares())
+    plans = SEQUENCES * STEPS
+    # The cases must reach what they are for.
+    assert with_copies > plans // 20
+    assert moved > plans // 5
+    assert exposed > plans // 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_workers", "slots"), [(2, 8), (4, 8), (8, 8), (8, 2), (16, 2), (33, 1)])
+def test_core_equals_reference_at_model_size(num_workers: int, slots: int) -> None:
+    """E = 128, drifting skewed demand, the protected window of M = 2, copies that are partly exposed."""
+    rng = np.random.default_rng(num_workers * 100 + slots)
+    config = PlannerConfig(num_experts=128, num_workers=num_workers, slots_per_worker=slots)
+    primaries_E = (np.arange(128) * num_workers // 128).astype(np.int32)
+    planner, reference = Planner(config, primaries_E), ReferencePlanner(config, primaries_E)
+    window = ProtectedWindow(1)
+    heat_E = rng.normal(size=128) * 1.2
+    copies = 0
+    for _ in range(10):
+        heat_E = 0.95 * heat_E + 0.35 * rng.normal(size=128)
+        demand_E = rng.multinomial(16384, np.exp(heat_E) / np.exp(heat_E).sum())
+        costs = Costs(tile_us=20.0, copy_us=130.0, window_us=300.0)
+        plan = planner.plan(demand_E, window.protected(), costs)
+        assert not differences(plan, reference.plan(demand_E, window.protected(), costs))
+        window.push(plan.used_NR)
+        copies += len(plan.copies)
+    assert copies > 0
