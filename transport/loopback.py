@@ -126,7 +126,7 @@ class LoopbackFabric:
         self._require_open()
         require_nbytes(nbytes, label)
         number = self._network.next_region()
-        key = RegionKey("loopback", self._address, number, nbytes, f"{self._address}#{number}")
+        key = RegionKey("loopback", self._address, number, nbytes, _token(self._address, number))
         region = LoopbackRegion(key, label, self._forget_region)
         self._regions[number] = region
         return region
@@ -152,7 +152,7 @@ class LoopbackFabric:
         """This endpoint's region of ``key``. Raises ``RegionRevoked`` (closed) or ``AccessRefused`` (never was)."""
         region = self._regions.get(key.region)
         if region is None:
-            if 0 < key.region < self._network.region_limit:
+            if key.token == _token(self._address, key.region) and 0 < key.region < self._network.region_limit:
                 raise revoked(key)
             raise refuse_foreign(key, self._address, "was never registered")
         if region.key is not key and region.key != key:
@@ -245,3 +245,7 @@ class LoopbackFabric:
     def _require_open(self) -> None:
         if self._ended:
             raise LinkClosed(self._address, f"this endpoint has ended: {self._ended}", "make a new one")
+
+
+def _token(address: str, region: int) -> str:
+    return f"{address}#{region}"

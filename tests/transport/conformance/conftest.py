@@ -1,0 +1,92 @@
+"""The fabrics and event loops that the suite runs over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import uvloop
+
+from afore.core.virtual_loop import VirtualLoop
+from tests.transport.conformance.puppet import Puppet
+from tests.transport.conformance.worlds import LoopbackWorld, ShmWorld, StormWorld, StreamWorld, World
+
+WORLDS: dict[str, type[LoopbackWorld] | type[ShmWorld]] = {
+    "loopback": LoopbackWorld,
+    "storm": StormWorld,
+    "shm": ShmWorld,
+}
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+    "virtual": VirtualLoop,
+}
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Every test of this folder runs under each of these."""
+    return LOOPS
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``world``: any fabric; ``stream_world``: those with sockets, which strangers and other processes can reach."""
+    for name, streams_only in (("world", False), ("stream_world", True)):
+        if name in metafunc.fixturenames:
+            names = [key for key, world in WORLDS.items() if world.streams or not streams_only]
+            metafunc.parametrize(name, names, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the pairs that cannot be, such as sockets in virtual time."""
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        (kept if _can_be(item) else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+
+def _can_be(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    if callspec is None:
+        return True
+    name = callspec.params.get("world") or callspec.params.get("stream_world")
+    factory = callspec.params.get("_asyncio_loop_factory")
+    if name is None or factory is None:
+        return True
+    return any(LOOPS[loop] is factory for loop in WORLDS[name].loops)
+
+
+async def _life(made: LoopbackWorld | ShmWorld) -> AsyncIterator[LoopbackWorld | ShmWorld]:
+    yield made
+    await made.close()
+    assert made.residue() == [], "a fabric left something behind"
+
+
+@pytest.fixture
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    async for made in _life(WORLDS[request.param]()):
+        yield made
+
+
+@pytest.fixture
+async def stream_world(request: pytest.FixtureRequest) -> AsyncIterator[StreamWorld]:
+    async for made in _life(WORLDS[request.param]()):
+        assert isinstance(made, ShmWorld)
+        yield made
+
+
+@pytest.fixture
+async def puppets(stream_world: StreamWorld) -> AsyncIterator[Callable[[str], Awaitable[Puppet]]]:
+    """Starts puppets in ``stream_world`` and ends them."""
+    started: list[Puppet] = []
+
+    async def start(label: str) -> Puppet:
+        started.append(await Puppet.start(stream_world.puppet_spec(label)))
+        return started[-1]
+
+    yield start
+    for puppet in started:
+        await puppet.end()
