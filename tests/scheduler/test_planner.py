@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -142,9 +143,9 @@ def test_without_a_safe_slot_it_says_so() -> None:
 def test_a_plan_is_not_changed_by_the_next() -> None:
     planner = make([0, 0, 1, 1], 2, 1)
     first = planner.plan(np.array([8, 0, 0, 0]), costs=FREE)
-    kept = [first.assign_EN.copy(), first.slots_NR.copy(), first.used_NR.copy(), first.shares()]
+    kept = [first.assign_EN.copy(), first.slots_NR.copy(), first.used_NR.copy(), first.shares_X4.copy()]
     planner.plan(np.array([0, 0, 9, 0]), costs=FREE)
-    after = [first.assign_EN, first.slots_NR, first.used_NR, first.shares()]
+    after = [first.assign_EN, first.slots_NR, first.used_NR, first.shares_X4]
     assert all(np.array_equal(a, b) for a, b in zip(kept, after, strict=True))
 
 
@@ -294,7 +295,7 @@ def test_the_buffers_parts_cover_it_without_overlap(E: int, N: int, R: int, C: i
     assert sum(sizes) == buffer.size
     starts = [(part.__array_interface__["data"][0] - buffer.__array_interface__["data"][0]) // 4 for part in parts]
     taken = sorted((start, size) for start, size in zip(starts, sizes, strict=True) if size)
-    assert all(a + n == b for (a, n), (b, _size) in zip(taken, taken[1:], strict=False))
+    assert all(a + n == b for (a, n), (b, _size) in pairwise(taken))
     assert sum(part.size for part in parts[:6]) == plan_words(E, N, R, C)
 
 
