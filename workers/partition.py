@@ -211,7 +211,7 @@ def _intervals(demand_E, shares_X4, primary_row_E, my_rank, num_rows, first_redu
             if x > 0 and expert < shares_X4[x - 1, 0]:
                 return _UNSORTED, x
             offset = 0
-        first = min(offset, demand_E[expert])
+        first = offset
         offset = min(offset + count, demand_E[expert])
         mine_E4[expert, 3] = offset
         if worker != my_rank:

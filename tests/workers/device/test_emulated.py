@@ -359,18 +359,15 @@ def test_runs_are_the_same_under_any_hash_seed() -> None:
     program = (
         "from tests.workers.device.test_emulated import _stress\nprint([_stress(seed, safe=True) for seed in range(3)])"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        ).stdout
-        for hash_seed in ("1", "2")
-    }
-    assert outputs == {f"{[_stress(seed, safe=True) for seed in range(3)]}\n"}
+    other = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert other.stdout == f"{[_stress(seed, safe=True) for seed in range(3)]}\n"
 
 
 # Profiles
