@@ -15,6 +15,7 @@ from afore.models.emulated import EmulatedAttention, EmulatedPrefill, ExpertFunc
 from afore.models.kv import KVLayout, KVStorage
 from afore.models.prefill import PrefillModel
 from afore.transport.session import RoleContext
+from afore.workers.compute import Compute
 from afore.workers.device.base import Work
 from afore.workers.device.profile import LAPTOP_EMULATED, CostProfile
 
@@ -103,6 +104,6 @@ class EmulatedModels:
         """At once."""
         return EmulatedPrefillWeights(model=EmulatedPrefill(self._spec, seed=self._seed))
 
-    def compute(self, ctx: RoleContext) -> EmulatedCompute:
+    def compute(self, ctx: RoleContext) -> Compute:
         """Charges the profile's times."""
         return EmulatedCompute(ctx.clock, ctx.tracer, self._profile)

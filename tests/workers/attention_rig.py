@@ -83,6 +83,8 @@ class Rig:
         """Targets that the scheduler loses: no FFN worker hears of them."""
         self.swallowed = asyncio.Event()
         self.serving = asyncio.Event()
+        self.arrivals: list[tuple[Any, ...]] = []
+        """What the roles reported, in order: the keys of ``mail``."""
         self.targets: list[Target] = []
         """Every target that was executed, in order."""
         self._expected_losses: set[str] = set()
@@ -96,8 +98,9 @@ class Rig:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Rig:
-        self.group = await self._stack.enter_async_context(crew())
         fabric = LoopbackFabric(self.network, HUB_ADDRESS)
+        self._stack.push_async_callback(fabric.close)
+        self.group = await self._stack.enter_async_context(crew())
         self.hub = Hub(fabric, self.config)
         self.hub.on_member = self._from_member
         self.hub.on_lost = lambda name, reason: self._mail["lost", name].set_result(reason)
@@ -107,8 +110,12 @@ class Rig:
             if role != "door":
                 name = member_name(role, rank)
                 self.tasks[role, rank] = self.group.create_task(self._play(role, rank), name=name)
-        async with asyncio.timeout(60):
-            await self.serving.wait()
+        try:
+            async with asyncio.timeout(60):
+                await self.serving.wait()
+        except BaseException as error:
+            await self._stack.__aexit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
@@ -168,6 +175,7 @@ class Rig:
         future = self._mail[key]
         assert not future.done(), f"{message} came twice"
         future.set_result(message)
+        self.arrivals.append(key)
 
     async def mail(self, *key: Any) -> Any:
         """The message of that key, once it has come."""
