@@ -12,7 +12,7 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from afore.models.attention import F32, StepBatch
-from afore.models.attention_modules import TransformersAttention
+from afore.models.attention_modules import TransformersAttention, cache_keyword
 from afore.models.checkpoint import Checkpoint
 from afore.models.families import FAMILIES, Family
 from afore.models.kv import KVLayout, KVStorage
@@ -180,3 +180,22 @@ def test_steps_out_of_order_are_refused(random_model: Path) -> None:
     attention.attend(state, 0)
     with pytest.raises(AssertionError, match="combine the previous layer first"):
         attention.attend(state, 1)
+
+
+class AsOfToday:
+    def forward(self, hidden_states: object, cache: object = None, **kwargs: object) -> None: ...
+
+
+class AsOfLastYear:
+    def forward(self, hidden_states: object, past_key_values: object = None, cache_position: object = None) -> None: ...
+
+
+class WithoutCache:
+    def forward(self, hidden_states: object) -> None: ...
+
+
+def test_the_caches_keyword_follows_the_installed_release() -> None:
+    assert cache_keyword(AsOfToday()) == "cache"
+    assert cache_keyword(AsOfLastYear()) == "past_key_values"
+    with pytest.raises(AssertionError, match="takes no cache"):
+        cache_keyword(WithoutCache())
