@@ -328,7 +328,9 @@ class ShmFabric:
         await self._handlers.ended()
         if self._channels:
             await asyncio.gather(*[channel.close() for channel in self._channels])
-        self._directory.close(remove=self._config.directory is None)
+        if self._directory.close(remove=self._config.directory is None):
+            # The last one out: what killed members of the run left goes too.
+            sweep_stale(self._config.root, self._config.run_id)
 
     def _require_open(self) -> None:
         if not self._open:

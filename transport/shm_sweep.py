@@ -54,14 +54,13 @@ class RunDirectory:
                     os.unlink(draft, dir_fd=self.fd)
         raise HostError(self.path, "its secret disappears as often as it is made", "see who else writes there")
 
-    def close(self, *, remove: bool) -> None:
-        """Leaves the directory; with ``remove`` the last one out takes it away, if it is empty. Idempotent."""
+    def close(self, *, remove: bool) -> bool:
+        """Leaves the directory; with ``remove`` the last one out takes it away. True if it did. Idempotent."""
         if self.fd < 0:
-            return
+            return False
         os.close(self.fd)
         self.fd = -1
-        if remove:
-            remove_run_directory(self.path, contents=False)
+        return remove and remove_run_directory(self.path)
 
 
 def _join(path: str) -> int:
@@ -99,21 +98,15 @@ def _join(path: str) -> int:
     raise HostError(path, "it disappears as often as it is made", "see who else sweeps this machine")
 
 
-def remove_run_directory(path: str, *, contents: bool) -> bool:
-    """Removes a run directory that nobody uses. True if it did.
-
-    Without ``contents`` only one that holds nothing but its secret; with it, sockets and files go too.
-    """
+def remove_run_directory(path: str) -> bool:
+    """Removes a run directory that nobody uses, with its secret and the sockets of killed processes. True if it did."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        names = os.listdir(fd)
-        if not contents and names not in ([], [SECRET]):
-            return False
-        for name in names:
+        for name in os.listdir(fd):
             os.unlink(name, dir_fd=fd)
         os.rmdir(path)
         return True
@@ -123,11 +116,14 @@ def remove_run_directory(path: str, *, contents: bool) -> bool:
         os.close(fd)
 
 
-def sweep_stale(root: str = ROOT) -> tuple[str, ...]:
-    """Removes segments and run directories whose processes are dead; returns their names. Leaves what is alive or not ours."""
+def sweep_stale(root: str = ROOT, run_id: str | None = None) -> tuple[str, ...]:
+    """Removes segments and run directories whose processes are dead, of ``run_id`` or of any run; returns their names.
+
+    Leaves what is alive, what belongs to another user, and what it cannot remove.
+    """
     removed = []
     for name in sorted(os.listdir(root)):
-        if not name.startswith("afore-"):
+        if not name.startswith("afore-") or (run_id is not None and name.split("-")[1] != run_id):
             continue
         path = f"{root}/{name}"
         try:
@@ -137,7 +133,7 @@ def sweep_stale(root: str = ROOT) -> tuple[str, ...]:
         if status.st_uid != os.geteuid():
             continue
         if stat.S_ISDIR(status.st_mode):
-            if remove_run_directory(path, contents=True):
+            if remove_run_directory(path):
                 removed.append(name)
         elif stat.S_ISREG(status.st_mode) and NAME.fullmatch(name) and _remove_segment(path, name):
             removed.append(name)

@@ -46,6 +46,15 @@ async def raises_soon(error: type[Exception], attempt: Callable[[], Awaitable[ob
     pytest.fail(f"{error.__name__} did not come")
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Gives the event loop turns until ``condition`` holds."""
+    for _ in range(100_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("the condition did not come true")
+
+
 async def started(*tasks: asyncio.Task[object]) -> None:
     """Lets each task run up to where it waits."""
     for _ in range(5):

@@ -151,13 +151,15 @@ async def test_several_receivers_share_the_messages(world: World) -> None:
 async def test_a_sender_waits_for_a_reader_that_does_not_read(world: World) -> None:
     near, far = await channels(world)
     sent = 0
-    try:
+
+    async def push() -> None:
+        nonlocal sent
         while sent < 1_000:
             await near.send({"n": sent, "pad": b"x" * 50_000}, timeout_us=50 * AT_ONCE_US)
             sent += 1
-        pytest.fail("nothing holds the sender back")
-    except DeadlineExceeded as error:
-        assert "does not read" in str(error)
+
+    with pytest.raises(DeadlineExceeded, match="does not read"):
+        await push()
     for number in range(sent):
         assert (await far.receive(timeout_us=TIMEOUT_US))["n"] == number
     # What raised was not sent, and the channel goes on.

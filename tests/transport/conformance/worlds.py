@@ -60,6 +60,10 @@ class StreamWorld(World, Protocol):
         """Somebody who may talk to this world, unless told otherwise."""
         ...
 
+    def refusals(self, fabric: Fabric) -> dict[str, int]:
+        """How many connections ``fabric`` has refused, by the error's name."""
+        ...
+
     def odd_fabric(self, *, secret: bytes | None = None, version: int | None = None) -> Fabric:
         """An endpoint that does not belong: another secret or wire version."""
         ...
@@ -142,6 +146,10 @@ class ShmWorld:
     def identity(self, *, secret: bytes | None = None, version: int | None = None) -> Identity:
         config = self.config("stranger", secret=secret, version=version)
         return Identity(address="stranger", secret=config.secret or b"", version=config.version)
+
+    def refusals(self, fabric: Fabric) -> dict[str, int]:
+        assert isinstance(fabric, ShmFabric)
+        return dict(fabric.refusals)
 
     async def stranger(self, address: str) -> socket.socket:
         return await connect_unix(address)

@@ -1,0 +1,115 @@
+"""Nothing is left: no descriptor, no mapping, no name, after a hundred lives and after every kind of end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from afore.core.errors import TransportError
+from afore.transport.api import Channel, Lane
+from tests.transport.conformance.helpers import TIMEOUT_US, take
+from tests.transport.conformance.worlds import StreamWorld, World
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mappings() -> int:
+    """Mapped memory that belongs to fabrics."""
+    with open("/proc/self/maps") as file:
+        return sum("afore" in line for line in file)
+
+
+@pytest.mark.slow
+async def test_a_hundred_lives_leave_nothing(world: World) -> None:
+    counts = []
+    for _ in range(100):
+        near, far = world.fabric("near"), world.fabric("far")
+
+        async def handler(channel: Channel) -> None:
+            await channel.send(await channel.receive(timeout_us=TIMEOUT_US), timeout_us=TIMEOUT_US)
+
+        await far.listen(world.channel_address("hub"), handler)
+        region = far.register(4096, label="r")
+        link = await near.connect(far.address, Lane.DATA, timeout_us=TIMEOUT_US)
+        near.map(region.key)
+        await link.write(region.key, 0, b"x", notify=1, timeout_us=TIMEOUT_US)
+        await take(region, 1)
+        channel = await near.dial(world.channel_address("hub"), timeout_us=TIMEOUT_US)
+        await channel.send({"n": 1}, timeout_us=TIMEOUT_US)
+        assert await channel.receive(timeout_us=TIMEOUT_US) == {"n": 1}
+        await near.close()
+        await far.close()
+        assert world.residue() == []
+        counts.append((descriptors(), mappings()))
+    # The first lives may open what the process keeps (the loop's own, imported modules).
+    assert counts[5] == counts[-1]
+
+
+@pytest.mark.slow
+async def test_links_channels_and_regions_that_come_and_go_leave_nothing(world: World) -> None:
+    near, far = world.fabric("near"), world.fabric("far")
+    accepted: asyncio.Queue[Channel] = asyncio.Queue()
+
+    async def handler(channel: Channel) -> None:
+        await accepted.put(channel)
+
+    await far.listen(world.channel_address("hub"), handler)
+    counts = []
+    for _ in range(100):
+        region = far.register(4096, label="r")
+        link = await near.connect(far.address, Lane.DATA, timeout_us=TIMEOUT_US)
+        mapping = near.map(region.key)
+        await link.write(region.key, 0, b"x", notify=1, timeout_us=TIMEOUT_US)
+        await take(region, 1)
+        channel = await near.dial(world.channel_address("hub"), timeout_us=TIMEOUT_US)
+        await channel.send({"n": 1}, timeout_us=TIMEOUT_US)
+        await channel.close()
+        far_end = await accepted.get()
+        assert await far_end.receive(timeout_us=TIMEOUT_US) == {"n": 1}
+        with pytest.raises(TransportError):
+            await far_end.receive(timeout_us=TIMEOUT_US)
+        region.close()
+        mapping.close()
+        await link.close()
+        # The far side notices the end of the link in its own time: another connection comes after it.
+        probe = await near.connect(far.address, Lane.CONTROL, timeout_us=TIMEOUT_US)
+        await probe.close()
+        counts.append((descriptors(), mappings()))
+    assert max(counts[50:]) <= max(counts[5:50])
+
+
+async def test_long_lived_links_let_go_of_regions_of_earlier_epochs(world: World) -> None:
+    near, far = world.fabric("near"), world.fabric("far")
+    link = await near.connect(far.address, Lane.DATA, timeout_us=TIMEOUT_US)
+    counts = []
+    for epoch in range(20):
+        region = far.register(4096, label="r")
+        await link.write(region.key, 0, b"x", notify=epoch, timeout_us=TIMEOUT_US)
+        await take(region, 1)
+        counts.append((descriptors(), mappings()))
+        region.close()
+    assert counts[2] == counts[-1]
+
+
+async def test_failed_connections_leave_nothing(stream_world: StreamWorld) -> None:
+    near, far = stream_world.fabric("near"), stream_world.fabric("far")
+    odd = stream_world.odd_fabric(secret=bytes(32))
+    gone = stream_world.channel_address("nobody")
+    counts = []
+    for _ in range(20):
+        for attempt in (
+            near.connect(gone, Lane.DATA, timeout_us=TIMEOUT_US),
+            near.dial(gone, timeout_us=TIMEOUT_US),
+            near.dial(far.address, timeout_us=TIMEOUT_US),
+            odd.connect(far.address, Lane.DATA, timeout_us=TIMEOUT_US),
+            near.connect(odd.address, Lane.DATA, timeout_us=TIMEOUT_US),
+        ):
+            with pytest.raises(TransportError):
+                await attempt
+        await asyncio.sleep(0)
+        counts.append(descriptors())
+    assert max(counts[10:]) <= max(counts[:10])
