@@ -6,5 +6,7 @@ import pytest
 
 
 @pytest.fixture
-def storm_seeds() -> int:
-    return 200
+def storm_seeds(request: pytest.FixtureRequest) -> int:
+    """How many storms to run: ``--storm-seeds``."""
+    seeds: int = request.config.getoption("--storm-seeds")
+    return seeds

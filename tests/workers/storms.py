@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from afore.core.clock import LoopClock
+from afore.core.config import RunConfig
 from afore.testing import run_virtual
 from afore.transport.loopback import LoopbackNetwork
 from afore.workers.device.ports import EmulatedFleet, Jitter
@@ -30,20 +32,31 @@ class Weather:
     """Targets that waited for a copy on some worker."""
 
 
+@asynccontextmanager
+async def emulated(
+    shape: Shape, seed: int = 0, *, jitter: Jitter | None = None, config: RunConfig | None = None
+) -> AsyncIterator[tuple[Rig, list[TaggedStore]]]:
+    """A rig of emulated workers, and their tagged stores, which are checked at the end. In virtual time only."""
+    clock = LoopClock()
+    fleet = EmulatedFleet(clock, asyncio.get_running_loop(), seed=seed, jitter=jitter)
+    stores: list[TaggedStore] = []
+    rig = Rig(shape, LoopbackNetwork(clock, latency_us=1.0, seed=seed), seed, config)
+    await rig.open(lambda ctx: EmulatedFfn(fleet, ctx.rank, LAPTOP_EMULATED, stores))
+    try:
+        yield rig, stores
+    finally:
+        await rig.close()
+    for store in stores:
+        store.check()
+
+
 def storm(seed: int, shape: Shape, plans: Callable[[Shape, int], Plans], weather: Weather | None = None) -> None:
     """One run, every reply checked. Raises ``SlotError`` when the stores' tags show a read that could give wrong tokens."""
 
     async def main() -> None:
-        clock = LoopClock()
-        fleet = EmulatedFleet(clock, asyncio.get_running_loop(), seed=seed, jitter=JITTER)
-        stores: list[TaggedStore] = []
-        rig = Rig(shape, LoopbackNetwork(clock, latency_us=1.0, seed=seed), seed)
-        rig.jitter_us = 50.0
-        await rig.open(lambda ctx: EmulatedFfn(fleet, ctx.rank, LAPTOP_EMULATED, stores))
-        try:
+        async with emulated(shape, seed, jitter=JITTER) as (rig, stores):
+            rig.jitter_us = 50.0
             await rig.serve(plans(shape, seed))
-        finally:
-            await rig.close()
         reports = [store.check() for store in stores]
         assert sum(report.writes for report in reports) == rig.seen.copies
         if weather is not None:

@@ -88,7 +88,7 @@ async def ready_once_ready_for_ever(self: Sequencer, entry: PlanEntry) -> list[R
     return [seen.setdefault((copy.layer, copy.slot), copy) for copy in found]
 
 
-MUTANTS = {
+MUTANTS: dict[str, list[tuple[Any, str, Any]]] = {
     "copies do not wait for earlier targets to enqueue": [(SlotTable, "may_start", lambda self, held: True)],
     "copies do not wait on the stream for the last use": [(Migrator, "_uses_ahead", lambda self, key: [])],
     "submission is not awaited": [
