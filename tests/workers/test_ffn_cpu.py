@@ -1,0 +1,95 @@
+"""FFN workers with real weights on CPU devices, inline and with threads: replies equal a float64 reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from afore.core.clock import LoopClock
+from afore.core.config import DeviceOptions, RunConfig
+from afore.testing import run_virtual
+from afore.transport.loopback import LoopbackNetwork
+from afore.transport.session import RoleContext
+from afore.workers.experts import ExpertStore, Progress
+from afore.workers.ffn_world import CheckpointFfn, Store
+from tests.workers.ffn_rig import F32, I32, Plans, Rig, Shape
+from tests.workers.random_plans import NoPlans, PlannerPlans, RandomPlans
+
+SHAPE = Shape(attention=2, ffn=3, microbatches=3, slots=2, layers=2, steps=4, experts=8, top_k=3, hidden=8, expert=12)
+
+
+class RandomExperts:
+    """Weights of every expert, and what they make of rows."""
+
+    def __init__(self, shape: Shape) -> None:
+        numbers = np.random.default_rng(1)
+        self.gate_up = numbers.standard_normal((shape.layers, shape.experts, 2 * shape.expert, shape.hidden))
+        self.down = numbers.standard_normal((shape.layers, shape.experts, shape.hidden, shape.expert)) / 4
+
+    def read(self, layer: int, expert: int, gate_up_FD: F32, down_DI: F32) -> None:
+        gate_up_FD[:] = self.gate_up[layer, expert]
+        down_DI[:] = self.down[layer, expert]
+
+    def out(self, hidden_TD: F32, layer: int, ids_TK: I32, weights_TK: F32) -> F32:
+        out_TD = np.zeros(hidden_TD.shape)
+        for t, k in np.ndindex(ids_TK.shape):
+            gate_up_FD, down_DI = self.gate_up[layer, ids_TK[t, k]], self.down[layer, ids_TK[t, k]]
+            gate_I, up_I = np.split(gate_up_FD @ hidden_TD[t], 2)
+            out_TD[t] += weights_TK[t, k] * (down_DI @ (gate_I / (1 + np.exp(-gate_I)) * up_I))
+        return out_TD.astype(np.float32)
+
+
+class RandomFfn(CheckpointFfn):
+    """The product's parts; only the weights come from elsewhere."""
+
+    def __init__(self, ctx: RoleContext, experts: RandomExperts) -> None:
+        super().__init__(ctx)
+        self._experts = experts
+
+    def load(self, store: Store, progress: Progress) -> None:
+        assert isinstance(store, ExpertStore)
+        store.load(self._experts.read, progress)
+
+
+def configured(*, threads: bool) -> RunConfig:
+    plain = SHAPE.config()
+    return RunConfig(
+        topology=plain.topology, batch=plain.batch, device=DeviceOptions(threads=threads, verify_copies=True)
+    )
+
+
+async def serve(threads: bool, seed: int, make_plans: str) -> Rig:
+    experts = RandomExperts(SHAPE)
+    rig = Rig(SHAPE, LoopbackNetwork(LoopClock()), seed, configured(threads=threads))
+    rig.expert = experts.out
+    choices: dict[str, Plans] = {"random": RandomPlans(SHAPE, seed), "planner": PlannerPlans(SHAPE), "none": NoPlans()}
+    await rig.open(lambda ctx: RandomFfn(ctx, experts))
+    try:
+        await rig.serve(choices[make_plans])
+    finally:
+        await rig.close()
+    return rig
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plans", ["random", "planner"])
+async def test_threads(plans: str) -> None:
+    for seed in range(3):
+        rig = await serve(True, seed, plans)
+        assert rig.seen.copies > 0
+        assert sum(record.replica_pairs for record in rig.seen.records) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plans", ["random", "planner"])
+def test_inline_in_any_order_of_callbacks(plans: str) -> None:
+    for seed in range(6):
+        rig = run_virtual(serve(False, seed, plans), seed=seed)
+        assert rig.seen.copies > 0
+        assert sum(record.replica_pairs for record in rig.seen.records) > 0
+
+
+async def test_static() -> None:
+    rig = await serve(False, 0, "none")
+    assert rig.seen.copies == rig.seen.shares == 0
+    assert rig.seen.targets == 3 * 4 * 2
