@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from afore.core.clock import LoopClock
+from afore.core.clock import LoopClock, WallClock
 from afore.core.config import DeviceOptions, RunConfig
 from afore.testing import run_virtual
 from afore.transport.loopback import LoopbackNetwork
@@ -60,7 +60,7 @@ def configured(*, threads: bool) -> RunConfig:
 
 async def serve(threads: bool, seed: int, make_plans: str) -> Rig:
     experts = RandomExperts(SHAPE)
-    rig = Rig(SHAPE, LoopbackNetwork(LoopClock()), seed, configured(threads=threads))
+    rig = Rig(SHAPE, LoopbackNetwork(WallClock() if threads else LoopClock()), seed, configured(threads=threads))
     rig.expert = experts.out
     choices: dict[str, Plans] = {"random": RandomPlans(SHAPE, seed), "planner": PlannerPlans(SHAPE), "none": NoPlans()}
     await rig.open(lambda ctx: RandomFfn(ctx, experts))
