@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from afore.core.config import RunConfig
     from afore.serving.options import LaunchOptions
+    from afore.serving.supervisor import Supervisor
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -78,6 +79,14 @@ async def _until_signalled(work: Coroutine[Any, Any, int]) -> int:
 
 async def _supervise(options: LaunchOptions, config: RunConfig) -> int:
     """Starts the topology, does what was asked, ends it."""
+    from afore.serving.supervisor import Supervisor
+
+    # The fork server imports on one core while this process imports on another.
+    async with Supervisor() as supervisor:
+        return await _serve(options, config, supervisor)
+
+
+async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervisor) -> int:
     from rich.console import Console
 
     from afore.cluster import Cluster
@@ -102,7 +111,9 @@ async def _supervise(options: LaunchOptions, config: RunConfig) -> int:
     for line in describe_memory(config):
         console.print(line)
     with demo.loading(console) as on_status:
-        running = running_processes(config, clock, name=options.cluster, log_level=options.log, on_status=on_status)
+        running = running_processes(
+            config, clock, name=options.cluster, log_level=options.log, on_status=on_status, supervisor=supervisor
+        )
         async with Cluster.over(running, config, clock) as cluster:
             on_status(None)
             ready_s = (clock.now_ns() - started_ns) / 1e9

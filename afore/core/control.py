@@ -292,11 +292,12 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class TokenOut:
-    """Engine -> client: the ``index``-th generated token."""
+    """Engine -> client: the ``index``-th generated token; ``finish`` is ``stop`` or ``length`` with the last, else empty."""
 
     request: str
     index: int
     token: int
+    finish: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
@@ -21,48 +18,16 @@ from afore.core.clock import WallClock, deadline
 from afore.core.config import RunConfig
 from afore.core.errors import AforeError, ConfigError
 from afore.core.topology import DOOR
-from afore.core.wire import Codec
 from afore.serving.roles import RealWorld, run_role
+from afore.serving.spec import HUB_ADDRESS, ProcessSpec
 from afore.transport.shm import ShmConfig, ShmFabric
 from afore.workers.crew import crew
 
 log = logging.getLogger(__name__)
 
-HUB_ADDRESS = "hub"
 EXIT_FAILED = 1
 LOOK_AGAIN_US = 50_000.0
 """How soon a role looks again for a cluster that is not there yet."""
-_CODEC = Codec((RunConfig,))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSpec:
-    """What a process must know to become its roles."""
-
-    name: str
-    """``ffn-2``, or several joined by ``+``."""
-    cluster: str
-    """Name of the local cluster."""
-    roles: tuple[tuple[str, int], ...]
-    """(role, rank); rank -1 takes the next free one."""
-    run_directory: str
-    """Where the cluster's endpoints and secret are."""
-    log_level: str
-    config: RunConfig
-    """Only the door's is used; everybody else is sent it."""
-    creates: bool = False
-    """Whether this process makes the cluster's directory (a door that was started by hand)."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for the zygote."""
-        return {**dataclasses.asdict(self), "config": _CODEC.to_wire(self.config)}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> ProcessSpec:
-        """The inverse of ``to_json``."""
-        config = _CODEC.from_wire(data["config"])
-        assert isinstance(config, RunConfig)
-        return cls(**{**data, "roles": tuple((role, rank) for role, rank in data["roles"]), "config": config})
 
 
 def run_process(spec: ProcessSpec, *, lifeline: int | None) -> int:

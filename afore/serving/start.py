@@ -25,8 +25,8 @@ from afore.models.loading import verify_checkpoint
 from afore.scheduler.policies.registry import check_policy
 from afore.serving.client import Client
 from afore.serving.door import request_limits
-from afore.serving.process import HUB_ADDRESS, ProcessSpec
 from afore.serving.roles import RealWorld, run_role
+from afore.serving.spec import HUB_ADDRESS, ProcessSpec
 from afore.serving.supervisor import Exit, Supervisor
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
 from afore.transport.shm import ShmFabric
@@ -79,32 +79,36 @@ async def running_processes(
     name: str | None = None,
     log_level: str = "warning",
     on_status: Callable[[control.Status], None] | None = None,
+    supervisor: Supervisor | None = None,
 ) -> AsyncIterator[tuple[Client, Path]]:
     """Starts every role as a process over ``shm``; yields a client once all of them serve.
 
+    ``supervisor`` is one that the caller has begun already, so that its fork server imports while the caller does.
     Raises ``RoleLost`` when one ends on the way or while the block runs (the block is cancelled for it).
     """
     if config.topology.fabric == "loopback":
         raise ConfigError("topology.fabric", "loopback does not reach other processes", "use shm or auto")
-    check(config)
-    cluster = name or new_cluster_name()
-    fabric = ShmFabric.create(cluster, "launcher")
-    try:
-        async with Supervisor() as supervisor:
+    async with contextlib.AsyncExitStack() as stack:
+        if supervisor is None:
+            supervisor = await stack.enter_async_context(Supervisor())
+        check(config)
+        cluster = name or new_cluster_name()
+        fabric = ShmFabric.create(cluster, "launcher")
+        try:
             specs = process_specs(config, cluster, fabric.run_directory, log_level)
             await supervisor.start(specs, timeout_s=config.times.join_s)
             watcher = asyncio.create_task(supervisor.first_exit(), name="first exit")
             try:
                 async with connected(fabric, config, clock, watcher, on_status) as client:
                     yield client, checkpoint_path(config)
-                    if client.status.lost:
-                        client.raise_if_lost()
+                    client.raise_if_lost()
                     await client.stop("the launcher ended it")
                     await supervisor.stop(grace_s=config.times.shutdown_s)
             finally:
                 watcher.cancel()
-    finally:
-        await fabric.close()
+                await supervisor.stop(grace_s=0.0)
+        finally:
+            await fabric.close()
 
 
 @contextlib.asynccontextmanager

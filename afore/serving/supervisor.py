@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from afore.core.clock import deadline
 from afore.core.errors import HostError
-from afore.serving.process import ProcessSpec
+from afore.serving.spec import ProcessSpec
 
 ZYGOTE = "zygote"
 

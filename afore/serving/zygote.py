@@ -94,7 +94,8 @@ class _Zygote:
             self._connection.close()
             for fd in (self._lifeline_write, self._wake_read, self._wake_write):
                 os.close(fd)
-            from afore.serving.process import ProcessSpec, run_process
+            from afore.serving.process import run_process
+            from afore.serving.spec import ProcessSpec
 
             status = run_process(ProcessSpec.from_json(spec), lifeline=self._lifeline_read)
         finally:

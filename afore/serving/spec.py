@@ -1,0 +1,43 @@
+"""What a role process is told to become. Light to import: the supervisor starts its fork server before anything heavy is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from afore.core.config import RunConfig
+from afore.core.wire import Codec
+
+HUB_ADDRESS = "hub"
+_CODEC = Codec((RunConfig,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """What a process must know to become its roles."""
+
+    name: str
+    """``ffn-2``, or several joined by ``+``."""
+    cluster: str
+    """Name of the local cluster."""
+    roles: tuple[tuple[str, int], ...]
+    """(role, rank); rank -1 takes the next free one."""
+    run_directory: str
+    """Where the cluster's endpoints and secret are."""
+    log_level: str
+    config: RunConfig
+    """Only the door's is used; everybody else is sent it."""
+    creates: bool = False
+    """Whether this process makes the cluster's directory (a door that was started by hand)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the zygote."""
+        return {**dataclasses.asdict(self), "config": _CODEC.to_wire(self.config)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ProcessSpec:
+        """The inverse of ``to_json``."""
+        config = _CODEC.from_wire(data["config"])
+        assert isinstance(config, RunConfig)
+        return cls(**{**data, "roles": tuple((role, rank) for role, rank in data["roles"]), "config": config})
