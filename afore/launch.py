@@ -42,8 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    from afore.core.clock import WallClock
     from afore.serving.options import parse
 
+    started_ns = WallClock().now_ns()
     options, config = parse(argv)
     if options.role is not None:
         from afore.serving.process import run_by_hand
@@ -51,7 +53,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return run_by_hand(
             options.roles, options.rank, cluster=options.cluster or "default", config=config, log_level=options.log
         )
-    return asyncio.run(_until_signalled(_supervise(options, config)))
+    return asyncio.run(_until_signalled(_supervise(options, config, started_ns)))
 
 
 async def _until_signalled(work: Coroutine[Any, Any, int]) -> int:
@@ -77,16 +79,16 @@ async def _until_signalled(work: Coroutine[Any, Any, int]) -> int:
         return 0
 
 
-async def _supervise(options: LaunchOptions, config: RunConfig) -> int:
+async def _supervise(options: LaunchOptions, config: RunConfig, started_ns: int) -> int:
     """Starts the topology, does what was asked, ends it."""
     from afore.serving.supervisor import Supervisor
 
     # The fork server imports on one core while this process imports on another.
     async with Supervisor() as supervisor:
-        return await _serve(options, config, supervisor)
+        return await _serve(options, config, supervisor, started_ns)
 
 
-async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervisor) -> int:
+async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervisor, started_ns: int) -> int:
     from rich.console import Console
 
     from afore.cluster import Cluster
@@ -98,7 +100,6 @@ async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervis
 
     console = Console(stderr=options.json == "-", highlight=False)
     clock = WallClock()
-    started_ns = clock.now_ns()
     prompts: tuple[Prompt, ...] = ()
     if options.prompt is not None:
         prompts = (Prompt(id="prompt", domain="", prompt=options.prompt, max_new_tokens=options.max_new_tokens),)

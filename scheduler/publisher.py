@@ -8,7 +8,7 @@ forgotten here and the policy starts anew with empty slots.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from afore.core.errors import PlanError
@@ -29,8 +29,10 @@ class _Unjudged:
 class Publisher:
     """Writes entries in the one execution order."""
 
-    def __init__(self, ring: RingWriter, *, epoch: int, num_layers: int) -> None:
+    def __init__(self, ring: RingWriter, *, epoch: int, num_layers: int, now_ns: Callable[[], int]) -> None:
+        """``now_ns`` stamps entries: readers' leases are counted from there."""
         self._ring = ring
+        self._now_ns = now_ns
         self._epoch = epoch
         self._bound_L: list[dict[Slot, tuple[int, int]]] = [{} for _ in range(num_layers)]
         """(worker, slot) → (expert, generation), per layer."""
@@ -94,7 +96,7 @@ class Publisher:
         abort = self._entry(
             EntryKind.ABORT, entry.target, entry.tokens_A, 0, (), (), CopyStart.NOW, cancels=entry.sequence
         )
-        self._ring.publish(abort)
+        self._ring.publish(abort, stamp_ns=self._now_ns())
         return abort
 
     def newly_refused(self) -> set[int]:
@@ -149,7 +151,7 @@ class Publisher:
         )
 
     def _publish(self, entry: PlanEntry, bound: dict[Slot, tuple[int, int]]) -> None:
-        self._ring.publish(entry)
+        self._ring.publish(entry, stamp_ns=self._now_ns())
         self._bound_L[entry.target.layer] = bound
         if entry.shares or entry.copies:
             self._unjudged.append(_Unjudged(entry.sequence, entry.target.layer))

@@ -147,7 +147,7 @@ def _planning(
             take=mailbox.take,
         ),
         ring=ring,
-        publisher=Publisher(ring, epoch=epoch, num_layers=spec.num_moe_layers),
+        publisher=Publisher(ring, epoch=epoch, num_layers=spec.num_moe_layers, now_ns=ctx.clock.now_ns),
         feedback=FeedbackReader(feedback.buffer, layouts.feedback, epoch),
         stats=RunStats(
             num_layers=spec.num_moe_layers,
