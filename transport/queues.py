@@ -137,6 +137,10 @@ class Turnstile:
     def __init__(self) -> None:
         self._line: deque[_Place] = deque()
 
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._line)
+
     def __bool__(self) -> bool:
         """Whether somebody waits; then a new sender has to line up too, or it would overtake."""
         return bool(self._line)
