@@ -10,6 +10,7 @@ def preload() -> None:
 
     One torch thread is set before any torch operation: a parent that ever ran a parallel region makes its children hang in theirs.
     """
+    import numpy.ma  # numba imports it at the first call of any kernel: 20 ms in each forked role
     import torch
 
     torch.set_num_threads(1)
@@ -23,7 +24,7 @@ def preload() -> None:
     from afore.serving import process
     from afore.workers.kernels import compile_kernels
 
-    del RunConfig, process
+    del RunConfig, process, numpy
     compile_planner()
     compile_kernels()
     # transformers resolves modules lazily: building a small model once pulls in what every role needs.
