@@ -28,6 +28,12 @@ SHAPES = (
     Shape(attention=2, ffn=5, microbatches=3, slots=1, layers=1, steps=4, experts=4),
 )
 """N that does not divide E, E < N, a worker without slots, one attention worker and several."""
+SMALL = (
+    Shape(attention=1, ffn=2, microbatches=4, slots=1, layers=3, steps=1, experts=5),
+    Shape(attention=2, ffn=2, microbatches=3, slots=1, layers=2, steps=2, experts=4),
+    Shape(attention=1, ffn=3, microbatches=3, slots=1, layers=2, steps=1, experts=4),
+)
+"""Little work each, for many interleavings."""
 
 
 def planner(shape: Shape, seed: int) -> Plans:
@@ -38,8 +44,10 @@ def planner(shape: Shape, seed: int) -> Plans:
 def test_random_plans_never_touch_weights_in_use(storm_seeds: int) -> None:
     weather = Weather()
     for seed in range(storm_seeds):
-        storm(seed, SHAPES[seed % len(SHAPES)], RandomPlans, weather)
-    assert weather.copies > weather.targets
+        shapes = SMALL if seed % 8 else SHAPES
+        storm(seed, shapes[seed // 8 % len(shapes)], RandomPlans, weather)
+    assert weather.seeds == storm_seeds
+    assert weather.copies > weather.targets / 2
     assert weather.replica_reads > weather.targets / 2
     assert weather.exposed > weather.targets / 10
 
@@ -47,7 +55,7 @@ def test_random_plans_never_touch_weights_in_use(storm_seeds: int) -> None:
 @pytest.mark.slow
 def test_the_planner_s_plans_never_touch_weights_in_use(storm_seeds: int) -> None:
     weather = Weather()
-    for seed in range(storm_seeds // 4):
+    for seed in range(storm_seeds // 8):
         storm(seed, SHAPES[seed % len(SHAPES)], planner, weather)
     assert weather.copies > weather.targets / 4
     assert weather.replica_reads > weather.targets / 2
