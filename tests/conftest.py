@@ -12,9 +12,4 @@ settings.load_profile("afore")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of this suite; they stand here because pytest reads them before it looks into subfolders."""
-    parser.addoption(
-        "--storm-seeds",
-        type=int,
-        default=160,
-        help="how many seeded storms the slot-safety stress runs (1,000 take a minute)",
-    )
+    parser.addoption("--storm-seeds", type=int, default=1000, help="how many seeded storms the slot-safety stress runs")
