@@ -2,7 +2,7 @@
 
     client → server   preamble, nonce, the client's own address
     server → client   preamble, nonce, HMAC-SHA256(secret, "server" + all of the above)
-    client → server   preamble, HMAC-SHA256(secret, "client" + the same)
+    client → server   preamble, HMAC-SHA256(secret, "client" + all of the above)
     server → client   preamble, what the purpose needs (descriptors for a link)
 
 A preamble is magic, wire version, purpose, lane, verdict and the length of what follows, 16 bytes that stay the same in every
@@ -129,8 +129,8 @@ async def introduce(
     body = await receive_exactly(sock, _NONCE_BYTES + _MAC_BYTES, peer)
     transcript = hello + raw + body[:_NONCE_BYTES]
     genuine = hmac.compare_digest(body[_NONCE_BYTES:], _proof(me.secret, b"server", transcript))
-    # Sent even to a server that failed, so that it too learns why: a digest tells nothing.
-    proof = _proof(me.secret, b"client", transcript)
+    # Sent even to a server that failed, so that it too learns why: over its digest, so it cannot pass by accident.
+    proof = _proof(me.secret, b"client", transcript + body[_NONCE_BYTES:])
     await send_all(sock, _preamble(me.version, purpose, lane, _MAC_BYTES) + proof, peer)
     if not genuine:
         raise _not_proven(peer)
@@ -172,12 +172,13 @@ async def receive_hello(sock: socket.socket, me: Identity, purposes: frozenset[P
     nonce = secrets.token_bytes(_NONCE_BYTES)
     answer = _preamble(me.version, said.purpose, said.lane, _NONCE_BYTES + _MAC_BYTES)
     transcript = raw + body + answer + nonce
-    await send_all(sock, answer + nonce + _proof(me.secret, b"server", transcript), peer)
+    mine = _proof(me.secret, b"server", transcript)
+    await send_all(sock, answer + nonce + mine, peer)
     _, closing = await _receive_preamble(sock, peer)
     if closing.nbytes != _MAC_BYTES:
         raise WireError(peer, f"a proof of {closing.nbytes} bytes")
     proof = await receive_exactly(sock, _MAC_BYTES, peer)
-    if not hmac.compare_digest(proof, _proof(me.secret, b"client", transcript)):
+    if not hmac.compare_digest(proof, _proof(me.secret, b"client", transcript + mine)):
         await _refuse(sock, me, said, Verdict.NOT_PROVEN, _not_proven(peer))
     try:
         address = body[_NONCE_BYTES:].decode()

@@ -25,6 +25,7 @@ from afore.transport.channel import StreamChannel
 from afore.transport.greeter import Greeter
 from afore.transport.handlers import HandlerTasks
 from afore.transport.handshake import Hello, Identity, Purpose, admit, introduce
+from afore.transport.host import host_error
 from afore.transport.queues import Inbox
 from afore.transport.shm_config import ShmConfig
 from afore.transport.shm_link import InboundLink, MappingCache, ShmLink
@@ -196,9 +197,7 @@ class ShmFabric:
         try:
             self._require_open()
             if len(fds) != _LINK_FDS:
-                raise WireError(
-                    address, f"it sent {len(fds)} descriptors for a link", "raise the limit on open files (ulimit -n)"
-                )
+                raise WireError(address, f"it sent {len(fds)} descriptors for a link")
             link = ShmLink(
                 sock,
                 (fds[0], fds[1], fds[2]),
@@ -341,6 +340,4 @@ def _new_eventfd() -> int:
     try:
         return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     except OSError as error:
-        raise HostError(
-            "file descriptors", f"cannot make a doorbell: {error.strerror}", "raise the limit on open files (ulimit -n)"
-        ) from error
+        raise host_error(error, "eventfd", "cannot make a doorbell", "see why the kernel refuses") from error

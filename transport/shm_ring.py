@@ -15,7 +15,8 @@ import fcntl
 import mmap
 import os
 
-from afore.core.errors import HostError, WireError
+from afore.core.errors import WireError
+from afore.transport.host import host_error
 from afore.transport.publish import WORD_BYTES, full_fence, publishing_words
 
 TAIL, CREDITED, WAITING, ENTRIES = 0, 8, 16, 24
@@ -32,18 +33,14 @@ def create_ring_fd(slots: int) -> int:
     try:
         fd = os.memfd_create("afore-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
-        raise HostError(
-            "file descriptors", f"cannot make a ring: {error.strerror}", "raise the limit on open files (ulimit -n)"
-        ) from error
+        raise host_error(error, "memory", "cannot make a ring of immediates", "see why the kernel refuses") from error
     try:
         os.posix_fallocate(fd, 0, ring_bytes(slots))
         # A shrunk file would turn the peer's next access into SIGBUS.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except OSError as error:
         os.close(fd)
-        raise HostError(
-            "memory", f"no room for a ring of {ring_bytes(slots):,} bytes: {error.strerror}", "free some memory"
-        ) from error
+        raise host_error(error, "memory", f"no room for a ring of {ring_bytes(slots):,} bytes", "free some") from error
     return fd
 
 
@@ -55,7 +52,10 @@ class _Ring:
             raise WireError(peer, f"a ring of {slots} slots in {os.fstat(fd).st_size} bytes")
         self._slots = slots
         self._mask = slots - 1
-        self._memory = mmap.mmap(fd, ring_bytes(slots))
+        try:
+            self._memory = mmap.mmap(fd, ring_bytes(slots))
+        except OSError as error:
+            raise host_error(error, "memory", "cannot map a ring of immediates", "free some") from error
         self._view = memoryview(self._memory)
         self._words = publishing_words(self._view)
 

@@ -7,7 +7,6 @@ kills that, which is how ``shm_sweep`` tells leftovers from living regions.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import itertools
 import mmap
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from afore.core.errors import AccessRefused, HostError
 from afore.transport.api import RegionKey
 from afore.transport.buffers import refuse_foreign, revoked
+from afore.transport.host import TABLE_FULL, host_error
 from afore.transport.publish import publishing_words
 
 ROOT = "/dev/shm"
@@ -82,6 +82,8 @@ class Segment:
                 os.posix_fallocate(fd, 0, total)
                 self._memory = mmap.mmap(fd, total)
             except OSError as error:
+                if error.errno in TABLE_FULL:
+                    raise host_error(error, root, f"cannot map region {label!r}", "") from error
                 raise _no_room(root, label, total, error) from error
         except BaseException:
             os.unlink(self._path)
@@ -173,13 +175,8 @@ def _create(root: str, run_id: str, label: str, region: int) -> tuple[str, int]:
         except FileExistsError:
             continue
         except OSError as error:
-            raise HostError(
-                root,
-                f"cannot create a segment for region {label!r}: {error.strerror}",
-                "mount a writable tmpfs there"
-                if error.errno not in (errno.EMFILE, errno.ENFILE)
-                else "raise the limit on open files (ulimit -n)",
-            ) from error
+            what = f"cannot create a segment for region {label!r}"
+            raise host_error(error, root, what, "mount a writable tmpfs there") from error
     raise AssertionError("unreachable: there is always another number")
 
 
@@ -219,9 +216,7 @@ def _open_memory(root: str, key: RegionKey, writable: bool) -> mmap.mmap:
             key.address, f"no permission to map {key.token}", "run all roles as the same user"
         ) from error
     except OSError as error:
-        raise HostError(
-            root, f"cannot open {key.token}: {error.strerror}", "raise the limit on open files (ulimit -n)"
-        ) from error
+        raise host_error(error, root, f"cannot open {key.token}", "see who else writes there") from error
     try:
         status = os.fstat(fd)
         if (
@@ -233,7 +228,7 @@ def _open_memory(root: str, key: RegionKey, writable: bool) -> mmap.mmap:
         try:
             return mmap.mmap(fd, status.st_size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
         except OSError as error:
-            raise HostError("memory", f"cannot map {key.token}: {error.strerror}", "free some memory") from error
+            raise host_error(error, root, f"cannot map {key.token}", "see why the kernel refuses") from error
     finally:
         os.close(fd)
 

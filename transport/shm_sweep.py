@@ -13,6 +13,7 @@ import stat
 from contextlib import suppress
 
 from afore.core.errors import HostError
+from afore.transport.host import host_error
 from afore.transport.shm_segments import HEADER_BYTES, NAME, ROOT, read_header, start_ticks
 
 SECRET = "secret"
@@ -31,10 +32,15 @@ class RunDirectory:
     def secret(self) -> bytes:
         """The run's secret, kept here in a 0600 file; the first to ask makes it. Raises ``HostError``."""
         for _ in range(_TRIES):
-            with suppress(FileNotFoundError):
+            try:
                 fd = os.open(SECRET, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
                 with os.fdopen(fd, "rb") as file:
                     return file.read(SECRET_BYTES)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                what = "cannot read the run's secret there"
+                raise host_error(error, self.path, what, "run all roles as the same user") from error
             draft = f"{SECRET}-{os.getpid()}-{secrets.token_hex(8)}"
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -46,9 +52,8 @@ class RunDirectory:
             except FileNotFoundError:
                 raise
             except OSError as error:
-                raise HostError(
-                    self.path, f"cannot keep the run's secret there: {error.strerror}", "choose another directory"
-                ) from error
+                what = "cannot keep the run's secret there"
+                raise host_error(error, self.path, what, "choose another directory") from error
             finally:
                 with suppress(OSError):
                     os.unlink(draft, dir_fd=self.fd)
@@ -76,9 +81,8 @@ def _join(path: str) -> int:
                 path, "its parent directory does not exist", "make it, or choose another directory"
             ) from None
         except OSError as error:
-            raise HostError(
-                path, f"cannot make the run's directory: {error.strerror}", "choose another run id or directory"
-            ) from error
+            what = "cannot make the run's directory"
+            raise host_error(error, path, what, "choose another run id or directory") from error
         try:
             status = os.fstat(fd)
             if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:

@@ -11,11 +11,13 @@ import errno
 import logging
 import os
 import socket
+import stat
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from afore.core.errors import AuthenticationFailed, ConfigError, HostError, PeerLost
+from afore.transport.host import DESCRIPTORS_REMEDY, TABLE_FULL, host_error
 
 _log = logging.getLogger(__name__)
 
@@ -23,11 +25,11 @@ PATH_LIMIT = 107
 """Bytes of a Unix socket's path that ``sockaddr_un`` holds, without the closing zero (unix(7))."""
 NAME_LIMIT = 80
 """Bytes of its last component, such that the detour over /proc always fits."""
+_FD = struct.Struct("i")
 _BACKLOG = 512
 _ACCEPTS_PER_WAKE = 64
 _RETRY_ACCEPT_S = 0.1
-_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_DESCRIPTORS_REMEDY = "raise the limit on open files (ulimit -n)"
+_FULL = (*TABLE_FULL, errno.ENOBUFS, errno.ENOMEM)
 
 
 @contextmanager
@@ -50,7 +52,7 @@ def _new_socket() -> socket.socket:
     try:
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     except OSError as error:
-        raise HostError("file descriptors", f"cannot make a socket: {error.strerror}", _DESCRIPTORS_REMEDY) from error
+        raise host_error(error, "sockets", "cannot make a socket", "see why the kernel refuses") from error
 
 
 async def connect_unix(path: str) -> socket.socket:
@@ -95,6 +97,11 @@ def somebody_listens(path: str) -> bool:
         return True
 
 
+def _is_dead_socket(path: str) -> bool:
+    """Whether ``path`` is what a dead listener left, and not a file of somebody's or a living listener."""
+    return stat.S_ISSOCK(os.lstat(path).st_mode) and not somebody_listens(path)
+
+
 def require_same_user(sock: socket.socket, peer: str, uid: int) -> None:
     """Raises ``AuthenticationFailed`` unless the process at the other end runs as ``uid`` (SO_PEERCRED, unix(7))."""
     _, other_uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -114,16 +121,20 @@ async def receive_with_fds(sock: socket.socket, nbytes: int, max_fds: int, peer:
     """The next ``nbytes`` bytes, and the descriptors that came with them; the caller owns those. Raises ``PeerLost``."""
     data = bytearray()
     fds: list[int] = []
+    room = socket.CMSG_SPACE(max_fds * _FD.size) if max_fds else 0
     try:
         while len(data) < nbytes:
             try:
-                part, new_fds, _, _ = socket.recv_fds(sock, nbytes - len(data), max_fds, socket.MSG_CMSG_CLOEXEC)
+                # Not socket.recv_fds: Python 3.11 and 3.12 drop its flags there, and children would inherit the descriptors.
+                part, control, flags, _ = sock.recvmsg(nbytes - len(data), room, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 await _ready(sock, writing=False)
                 continue
             except OSError as error:
                 raise PeerLost(peer, f"the connection broke ({error.strerror})") from error
-            fds += new_fds
+            fds += _descriptors(control)
+            if flags & socket.MSG_CTRUNC:
+                raise HostError("file descriptors", f"no room for those that {peer} passed", DESCRIPTORS_REMEDY)
             if not part:
                 raise PeerLost(peer, "it ended the connection")
             data += part
@@ -131,6 +142,14 @@ async def receive_with_fds(sock: socket.socket, nbytes: int, max_fds: int, peer:
         close_all(fds)
         raise
     return bytes(data), fds
+
+
+def _descriptors(control: list[tuple[int, int, bytes]]) -> list[int]:
+    fds: list[int] = []
+    for level, kind, raw in control:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds += [fd for (fd,) in _FD.iter_unpack(raw[: len(raw) // _FD.size * _FD.size])]
+    return fds
 
 
 async def send_all(sock: socket.socket, data: bytes, peer: str) -> None:
@@ -203,7 +222,7 @@ class UnixListener:
                 try:
                     sock.bind(usable)
                 except OSError as error:
-                    if error.errno != errno.EADDRINUSE or somebody_listens(self.path):
+                    if error.errno != errno.EADDRINUSE or not _is_dead_socket(usable):
                         raise
                     os.unlink(usable)
                     sock.bind(usable)
@@ -212,7 +231,7 @@ class UnixListener:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise HostError(self.path, f"cannot listen there: {error.strerror}", "choose another address") from error
+            raise host_error(error, self.path, "cannot listen there", "choose another address") from error
 
     def _accept(self) -> None:
         assert self._sock is not None
@@ -225,7 +244,7 @@ class UnixListener:
                 if error.errno not in _FULL:
                     raise
                 # The socket stays readable: without a pause the loop would spin on it.
-                _log.error("%s: cannot accept (%s); %s", self.path, error.strerror, _DESCRIPTORS_REMEDY)
+                _log.error("%s: cannot accept (%s); %s", self.path, error.strerror, DESCRIPTORS_REMEDY)
                 self._loop.remove_reader(self._sock.fileno())
                 self._retry = self._loop.call_later(_RETRY_ACCEPT_S, self._resume)
                 return
