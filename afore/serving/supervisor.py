@@ -49,7 +49,13 @@ class Supervisor:
 
     async def __aenter__(self) -> Supervisor:
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            # A policy that this process can import is found by the scheduler's too, also where a script's own folder holds it.
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
