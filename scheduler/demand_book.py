@@ -51,6 +51,12 @@ class DemandBook:
         self._steps_M[microbatch] = _Step(step, tokens_A, 0, self._participants(tokens_A), self._zero())
         return self._collect(microbatch)
 
+    def drop(self, microbatch: int, step: int) -> None:
+        """A target of this step was aborted: the microbatch is announced anew, and nothing more of this step will be complete."""
+        state = self._steps_M[microbatch]
+        if state is not None and state.step == step:
+            self._steps_M[microbatch] = None
+
     def arrived(self, microbatch: int) -> list[Complete]:
         """A vector of ``microbatch`` came in: the targets that are complete now, in layer order."""
         return self._collect(microbatch)

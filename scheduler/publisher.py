@@ -37,6 +37,8 @@ class Publisher:
         self._bound_L: list[dict[Slot, tuple[int, int]]] = [{} for _ in range(num_layers)]
         """(worker, slot) → (expert, generation), per layer."""
         self._unjudged: deque[_Unjudged] = deque()
+        self._refused: set[int] = set()
+        """Layers of refused entries that ``newly_refused`` has not told yet."""
         self.refusals = 0
         """Entries that at least one worker refused."""
 
@@ -63,6 +65,7 @@ class Publisher:
         Raises ``PlanError`` when a share names a slot that neither holds its expert nor gets it by these copies: nothing is
         published and nothing changes.
         """
+        self._hear_verdicts()
         sequence = self._ring.sequence
         bound = dict(self._bound_L[target.layer])
         copy_records = self._bind(bound, target.layer, copies, sequence)
@@ -83,6 +86,7 @@ class Publisher:
 
     def copies(self, target: Target, layer: int, copies: Iterable[tuple[int, int, int]]) -> PlanEntry:
         """Publishes copies ahead of any target of ``layer`` (a policy that predicts). ``target`` is what led to them."""
+        self._hear_verdicts()
         sequence = self._ring.sequence
         bound = dict(self._bound_L[layer])
         records = self._bind(bound, layer, copies, sequence)
@@ -93,26 +97,32 @@ class Publisher:
 
     def abort(self, entry: PlanEntry) -> PlanEntry:
         """Publishes the cancellation of ``entry``'s compute and reply; its copies and bindings stay."""
+        self._hear_verdicts()
         abort = self._entry(
             EntryKind.ABORT, entry.target, entry.tokens_A, 0, (), (), CopyStart.NOW, cancels=entry.sequence
         )
         self._ring.publish(abort, stamp_ns=self._now_ns())
         return abort
 
-    def newly_refused(self) -> set[int]:
+    def newly_refused(self) -> list[int]:
         """Layers whose entries were refused since the last call; their projection is already forgotten here."""
-        layers: set[int] = set()
+        self._hear_verdicts()
+        layers = sorted(self._refused)
+        self._refused.clear()
+        return layers
+
+    def _hear_verdicts(self) -> None:
+        """Before each entry: the slot that it takes may be that of an entry whose verdicts nobody has looked at."""
         while self._unjudged:
             oldest = self._unjudged[0]
             verdicts = self._ring.verdicts(oldest.sequence)
             if any(v not in (Verdict.NONE, Verdict.ACCEPTED) for v in verdicts):
                 self.refusals += 1
                 self._bound_L[oldest.layer].clear()
-                layers.add(oldest.layer)
+                self._refused.add(oldest.layer)
             elif Verdict.NONE in verdicts:
                 break
             self._unjudged.popleft()
-        return layers
 
     @staticmethod
     def _bind(

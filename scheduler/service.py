@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 
 from afore.core import control
 from afore.core.clock import Clock
@@ -40,12 +39,6 @@ Ring = Callable[[int], Awaitable[None]]
 """Rings every FFN worker's bell for a sequence."""
 Report = Callable[[control.Message], Awaitable[None]]
 """Sends a message to the hub."""
-
-
-@dataclass(slots=True)
-class _Aborting:
-    entry: PlanEntry
-    passed: set[int] = field(default_factory=set)
 
 
 class Planning:
@@ -89,9 +82,13 @@ class Planning:
         self._in_flight: dict[int, PlanEntry] = {}
         """Published targets by sequence, until every worker has reported on them."""
         self._reported: dict[int, int] = {}
-        self._aborting: dict[int, _Aborting] = {}
+        self._aborting: set[int] = set()
+        """Those of them that are cancelled."""
+        self._given_up: dict[int, int] = {}
+        """The last step of each microbatch that lost a target: none of its later targets is published."""
         self._waiting_for_assign: dict[Target, Complete] = {}
-        self._to_plan: deque[Complete] = deque()
+        self._to_plan: deque[tuple[Complete, bool]] = deque()
+        """Targets for the policy, and whether it is their inputs that have come (else their demand)."""
         self._planning = False
 
     # Events
@@ -116,25 +113,34 @@ class Planning:
         self._digest()
         counters = self._stats.counters
         counters["refusals"] = self._publisher.refusals
+        lost = self._feedback.overrun + self._feedback.torn + self._feedback.foreign
+        if lost:
+            counters["feedback_lost"] = lost
         return json.dumps({"policy": self._policy.name, **self._stats.to_json()})
 
     # Planning
 
-    async def _plan_all(self, complete: Sequence[Complete]) -> None:
-        """Plans in the order of completion, one at a time: a wait for room must not let a later target overtake."""
-        self._to_plan.extend(complete)
+    async def _plan_all(self, complete: Sequence[Complete], *, inputs: bool = False) -> None:
+        """Asks the policy in the order of events, one at a time: a wait for room must not let a later target overtake."""
+        self._to_plan.extend((one, inputs) for one in complete)
         if self._planning:
             return
         self._planning = True
         try:
             while self._to_plan:
-                await self._plan(self._to_plan.popleft())
+                one, inputs_came = self._to_plan.popleft()
+                if inputs_came:
+                    await self._act(self._policy.on_inputs(one.target, self._clock.now_ns() / 1e3), one)
+                else:
+                    await self._plan(one)
         finally:
             self._planning = False
 
     async def _plan(self, complete: Complete) -> None:
         start_ns = self._clock.now_ns()
         await self.feedback_arrived()
+        if self._is_given_up(complete.target):
+            return
         for layer in self._publisher.newly_refused():
             self._policy.reset_layer(layer)
         actions = self._policy.on_demand(complete.target, complete.demand_E, start_ns / 1e3)
@@ -164,13 +170,17 @@ class Planning:
             elif action.copies:
                 await self._room()
                 entry = self._publisher.copies(complete.target, action.layer, action.copies)
-                await self._ring_bells(entry.sequence)
+                await self._announce_entry(entry)
         if assign is None:
             return
         await self._room()
+        if self._is_given_up(assign.target):
+            # What the policy has just bound is not published: it must not count on it.
+            self._policy.reset_layer(assign.target.layer)
+            return
         entry, skipped = self._publish(assign, complete, own, start)
         self._in_flight[entry.sequence] = entry
-        await self._ring_bells(entry.sequence)
+        await self._announce_entry(entry)
         self._undigested.append((entry, complete.demand_E, skipped))
         watched = self._watched()
         if watched or len(self._undigested) >= DIGEST_EVERY:
@@ -190,6 +200,27 @@ class Planning:
             self._policy.reset_layer(assign.target.layer)
             return self._publisher.plan(assign.target, complete.tokens_A, crc, (), (), CopyStart.NOW), str(error)
         return entry, assign.skipped or SKIPPED_NO_GAIN
+
+    async def _announce_entry(self, entry: PlanEntry) -> None:
+        """Rings every worker's bell for a published entry."""
+        if self._tracer.enabled:
+            self._tracer.instant(
+                "entry",
+                self._clock.now_ns(),
+                entry.target,
+                sequence=entry.sequence,
+                kind=entry.kind.name,
+                tokens=list(entry.tokens_A),
+                demand_crc=entry.demand_crc,
+                shares=[(s.expert, s.worker, s.slot, s.count, s.generation) for s in entry.shares],
+                copies=[(c.layer, c.expert, c.worker, c.slot) for c in entry.copies],
+                start=entry.start.name,
+                cancels=entry.cancels,
+            )
+        await self._ring_bells(entry.sequence)
+
+    def _is_given_up(self, target: Target) -> bool:
+        return target.step <= self._given_up.get(target.microbatch, -1)
 
     async def _room(self) -> None:
         """Returns once the ring has room. Raises ``PeerLost`` for a reader that stands still past its lease."""
@@ -215,7 +246,7 @@ class Planning:
         if record.flags & FeedbackFlags.INPUTS:
             complete = self._waiting_for_assign.pop(record.target, None)
             if complete is not None:
-                await self._act(self._policy.on_inputs(record.target, self._clock.now_ns() / 1e3), complete)
+                await self._plan_all((complete,), inputs=True)
             return
         if record.flags & FeedbackFlags.MISSING:
             if entry is not None and record.sequence not in self._aborting:
@@ -228,31 +259,33 @@ class Planning:
         self._stats.counters["replica_pairs"] += record.replica_pairs
         raw_us = record.window_us - record.slack_us
         self._stats.migration.add(record.sequence, record.copies, raw_us, record.window_us)
-        aborting = self._aborting.get(record.sequence)
-        if aborting is None:
+        aborted = record.sequence in self._aborting
+        if not aborted:
             self._costs.update(
                 entry.target.layer,
                 tile_us=record.tile_us if record.tiles else None,
                 copy_us=record.copy_us if record.copies else None,
                 window_us=record.window_us if record.copies else None,
             )
-        else:
-            aborting.passed.add(record.worker)
         reported = self._reported.get(record.sequence, 0) + 1
         if reported < self._num_workers:
             self._reported[record.sequence] = reported
             return
         self._reported.pop(record.sequence, None)
         del self._in_flight[record.sequence]
-        if aborting is not None:
-            del self._aborting[record.sequence]
+        if aborted:
+            self._aborting.discard(record.sequence)
             target = entry.target
             await self._report(control.StepAborted(target.microbatch, target.step, target.layer))
 
     async def _abort(self, entry: PlanEntry) -> None:
-        self._aborting[entry.sequence] = _Aborting(entry)
+        target = entry.target
+        self._aborting.add(entry.sequence)
+        self._given_up[target.microbatch] = target.step
+        self._book.drop(target.microbatch, target.step)
+        for waiting in [t for t in self._waiting_for_assign if self._is_given_up(t)]:
+            del self._waiting_for_assign[waiting]
         self._stats.counters["aborts"] += 1
-        self._tracer.instant("abort", self._clock.now_ns(), entry.target, sequence=entry.sequence)
+        self._tracer.instant("abort", self._clock.now_ns(), target, sequence=entry.sequence)
         await self._room()
-        abort = self._publisher.abort(entry)
-        await self._ring_bells(abort.sequence)
+        await self._announce_entry(self._publisher.abort(entry))

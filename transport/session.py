@@ -24,6 +24,8 @@ from afore.transport.api import Channel, Fabric, Lane, Link, Region, RegionKey
 HUB = "hub"
 SPAN_BATCH_US = 50_000.0
 """How often watched spans are sent."""
+SPAN_BATCH = 4096
+"""Most spans of one message: a tracer that was not watched for long has more than a message may hold."""
 M = TypeVar("M")
 
 
@@ -121,10 +123,16 @@ class HubSession:
             self.watch_changed.set()
 
     async def forward_spans(self, tracer: Tracer, clock: Clock) -> None:
-        """Sends the tracer's spans to the hub while somebody watches; runs beside the role until cancelled."""
+        """Sends the tracer's spans to the hub while somebody watches; runs beside the role until cancelled.
+
+        A listener that the tracer has already goes on listening.
+        """
         batch: list[str] = []
+        own = tracer.listener
 
         def keep(process: str, spans: list[Span]) -> None:
+            if own is not None:
+                own(process, spans)
             batch.extend(
                 json.dumps(
                     {
@@ -142,11 +150,10 @@ class HubSession:
         while True:
             await self.watch_changed.wait()
             self.watch_changed.clear()
-            tracer.listener = keep if self.watch.spans else None
+            tracer.listener = keep if self.watch.spans else own
             while self.watch.spans:
                 await clock.sleep_us(SPAN_BATCH_US)
-                tracer.flush()
-                if batch:
+                while tracer.flush(SPAN_BATCH):
                     await self.send(control.SpansSeen(self.name, tuple(batch)))
                     batch.clear()
 

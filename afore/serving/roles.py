@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Protocol
 
 from afore.core.clock import Clock, deadline
 from afore.core.config import RunConfig
@@ -17,12 +18,22 @@ from afore.serving import door
 from afore.transport.api import Fabric
 from afore.transport.session import HUB, HubSession, RoleContext
 from afore.workers import attention, ffn, prefill
+from afore.workers.attention import AttentionWorld
 from afore.workers.checkpoint_models import CheckpointModels
 from afore.workers.crew import crew
-from afore.workers.ffn_world import CheckpointFfnWorld
+from afore.workers.ffn_world import CheckpointFfnWorld, FfnWorld
+from afore.workers.prefill import PrefillWorld
 
 JOIN_RETRY_US = 20_000.0
 """How soon a role looks again for a hub that is not up yet."""
+
+
+class World(scheduler_role.SchedulerWorld, FfnWorld, AttentionWorld, PrefillWorld, Protocol):
+    """What differs between real and virtual time, for every role."""
+
+    def tracer(self, name: str, clock: Clock, config: RunConfig) -> Tracer:
+        """Where the role ``name`` records its spans. Raises ``HostError`` where its file cannot be made."""
+        ...
 
 
 class RealWorld(CheckpointModels, CheckpointFfnWorld):
@@ -33,6 +44,10 @@ class RealWorld(CheckpointModels, CheckpointFfnWorld):
         spec, _, _ = read_config(Path(config.model) if config.model is not None else bundled_model_path())
         return spec
 
+    def tracer(self, name: str, clock: Clock, config: RunConfig) -> Tracer:
+        """Writes a file where the configuration asks for one."""
+        return Tracer(name, clock, Path(config.trace) if config.trace is not None else None)
+
 
 async def run_role(
     role: str,
@@ -42,7 +57,7 @@ async def run_role(
     hub_address: str,
     clock: Clock,
     config: RunConfig,
-    world: RealWorld,
+    world: World,
 ) -> None:
     """One role's life over ``fabric``, which it closes. ``config`` is the door's; the others are sent theirs.
 
@@ -55,8 +70,7 @@ async def run_role(
             return
         session = await _join(fabric, hub_address, role, rank, clock, config.times.join_s)
         stack.push_async_callback(session.close)
-        trace = session.config.trace
-        tracer = Tracer(session.name, clock, Path(trace) if trace is not None else None)
+        tracer = world.tracer(session.name, clock, session.config)
         stack.callback(tracer.close)
         ctx = RoleContext(
             role=role,
@@ -73,7 +87,7 @@ async def run_role(
             forwarding.cancel()
 
 
-async def _serve(ctx: RoleContext, world: RealWorld) -> None:
+async def _serve(ctx: RoleContext, world: World) -> None:
     if ctx.role == SCHEDULER:
         await scheduler_role.serve(ctx, world)
     elif ctx.role == FFN:
