@@ -8,6 +8,7 @@ from afore.transport.api import Link, RegionKey
 from afore.transport.feedback import FeedbackFlags, FeedbackLayout, FeedbackRecord, FeedbackWriter
 from afore.workers.flight import Flight
 from afore.workers.measures import Measures
+from afore.workers.reader import Turn
 
 
 class Reports:
@@ -50,9 +51,9 @@ class Reports:
         """The target's inputs are late: the scheduler aborts it, or they come after all."""
         await self._short(entry, FeedbackFlags.MISSING)
 
-    async def skipped(self, entry: PlanEntry) -> None:
+    async def skipped(self, turn: Turn) -> None:
         """The target was aborted and this worker has passed it: a record without work."""
-        await self._short(entry, FeedbackFlags.NONE)
+        await self._short(turn.entry, FeedbackFlags.REFUSED if turn.refused else FeedbackFlags.NONE)
 
     async def _short(self, entry: PlanEntry, flags: FeedbackFlags) -> None:
         record = FeedbackRecord(

@@ -60,7 +60,7 @@ class TargetReports(Protocol):
 
     async def missing(self, entry: PlanEntry) -> None: ...
 
-    async def skipped(self, entry: PlanEntry) -> None: ...
+    async def skipped(self, turn: Turn) -> None: ...
 
 
 class Sequencer:
@@ -134,7 +134,7 @@ class Sequencer:
             elif is_target:
                 self._migrator.skipped(entry.sequence)
                 self.counts.skipped += 1
-                await self._reports.skipped(entry)
+                await self._reports.skipped(turn)
             self._passed = entry.sequence
             self._aborted.discard(entry.sequence)
 

@@ -8,6 +8,7 @@ rows), and checks every reply against what the experts make of its rows.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -26,10 +27,11 @@ from afore.core.target import Phase, Target
 from afore.core.topology import ATTENTION, FFN, SCHEDULER, Topology, member_name
 from afore.core.trace import Span, Tracer
 from afore.models.emulated import emulated_spec
+from afore.scheduler.publisher import Publisher
 from afore.transport import bells
 from afore.transport.api import Channel, Lane, Link, Region, RegionKey
 from afore.transport.exchange import InputSlots, Replies, ReuseGuard
-from afore.transport.feedback import FeedbackReader, FeedbackRecord
+from afore.transport.feedback import FeedbackFlags, FeedbackReader, FeedbackRecord
 from afore.transport.layouts import layouts_for
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
 from afore.transport.ring import RingWriter
@@ -54,6 +56,10 @@ def identity(hidden_TD: F32, layer: int, ids_TK: I32, weights_TK: F32) -> F32:
 
 class Plans(Protocol):
     """What the scheduler of the rig decides."""
+
+    def reset(self, layer: int) -> None:
+        """A plan of this layer was refused: all of its redundant slots count as empty."""
+        ...
 
     def plan(
         self, layer: int, demand_E: I32
@@ -135,10 +141,20 @@ class Batch:
 class Seen:
     """What the rig has seen, for assertions."""
 
-    targets: int = 0
-    copies: int = 0
-    shares: int = 0
+    entries: list[PlanEntry] = field(default_factory=list)
+    """Of the targets that ``publish`` planned."""
     records: list[FeedbackRecord] = field(default_factory=list)
+
+    @property
+    def refused(self) -> set[int]:
+        """Sequences of the entries that some worker refused."""
+        return {record.sequence for record in self.records if record.flags & FeedbackFlags.REFUSED}
+
+    @property
+    def copies(self) -> int:
+        """Copies of the entries that all accepted."""
+        refused = self.refused
+        return sum(len(entry.copies) for entry in self.entries if entry.sequence not in refused)
 
 
 class Rig:
@@ -161,6 +177,10 @@ class Rig:
         self.layouts = layouts_for(self.config, self.spec)
         self.jitter_us = 0.0
         """Most that a publication or an input is late."""
+        self.aborts = 0.0
+        """Chance that a target is aborted, with its inputs under way or lost."""
+        self.damage = 0.0
+        """Chance of damage to a slot table, for each target."""
         self.expert: ExpertFunction = identity
         """What the experts make of rows."""
         self.epochs: list[Epoch] = []
@@ -170,8 +190,6 @@ class Rig:
         self.attention: list[AttentionSide] = []
         self._stack = ExitStack()
         self._doors: list[tuple[Link, RegionKey]] = []
-        self._bound: dict[tuple[int, int, int], tuple[int, int]] = {}
-        """(layer, worker, slot) → (expert, generation), as a scheduler projects it."""
 
     # Life
 
@@ -181,6 +199,7 @@ class Rig:
         scheduler = LoopbackFabric(self.network, member_name(SCHEDULER, 0))
         self.ring_region = scheduler.register(self.layouts.ring.nbytes, label="ring")
         self.ring = RingWriter(self.ring_region.buffer, self.layouts.ring, EPOCH)
+        self.publisher = Publisher(self.ring, epoch=EPOCH, num_layers=self.shape.layers, now_ns=self.clock.now_ns)
         self._feedback = scheduler.register(self.layouts.feedback.nbytes, label="feedback")
         self._records = FeedbackReader(self._feedback.buffer, self.layouts.feedback, EPOCH)
         self.attention = [AttentionSide(self, a) for a in range(self.shape.attention)]
@@ -245,8 +264,12 @@ class Rig:
                 e.table.held_copies or e.migrator.counts.landed < e.migrator.counts.submitted for e in self.epochs
             ):
                 await self.clock.sleep_us(20)
-            while len(self.seen.records) < self.seen.targets * self.shape.ffn:
+            while len(self.seen.records) < len(self.seen.entries) * self.shape.ffn:
                 await self.clock.sleep_us(20)
+        # All workers have seen the same verdicts: they agree on what was refused.
+        refused = self.seen.refused
+        assert sum(r.sequence in refused for r in self.seen.records) == len(refused) * self.shape.ffn
+        assert all(bool(r.flags & FeedbackFlags.REFUSED) == (r.sequence in refused) for r in self.seen.records)
         assert sum(e.migrator.counts.landed for e in self.epochs) == self.seen.copies
 
     # The scheduler
@@ -254,16 +277,13 @@ class Rig:
     async def publish(self, batch: Batch, plans: Plans) -> PlanEntry:
         """Plans and publishes a target, and rings the workers."""
         await self._room()
-        sequence, layer = self.ring.sequence, batch.target.layer
-        shares, copies, start = plans.plan(layer, batch.demand_E)
-        for expert, worker, slot in copies:
-            self._bound[layer, worker, slot] = (expert, sequence)
-        bound = tuple(Share(e, w, s, count, self._bound[layer, w, s][1]) for e, w, s, count in shares)
-        entry = self.entry(batch, bound, copies, start)
-        self.seen.copies += len(copies)
-        self.seen.shares += len(shares)
-        self.seen.targets += 1
-        await self.publish_entry(entry)
+        for layer in self.publisher.newly_refused():
+            plans.reset(layer)
+        shares, copies, start = plans.plan(batch.target.layer, batch.demand_E)
+        crc = demand_crc(batch.demand_E)
+        entry = self.publisher.plan(batch.target, batch.tokens_A, crc, shares, copies, start)
+        self.seen.entries.append(entry)
+        await self.ring_plan(entry.sequence)
         return entry
 
     def entry(
@@ -357,26 +377,62 @@ class Rig:
         worst = float(np.abs(out_TD - expected_TD).max())
         assert worst < 1e-4, f"{target} attention-{a}: a reply is {worst:g} off\n{out_TD}\n{expected_TD}"
 
-    async def run(self, batch: Batch, plans: Plans) -> None:
-        """One target's life: plan and inputs in any order, each late by chance; then the replies."""
+    async def run(self, batch: Batch, plans: Plans) -> bool:
+        """One target's life: plan and inputs in any order, each late by chance; then the replies. False if it was aborted."""
         present = [a for a, tokens in enumerate(batch.tokens_A) if tokens]
+        aborted = self.random.random() < self.aborts
+        if aborted and self.random.random() < 0.5:
+            present = self.random.sample(present, self.random.randrange(len(present)))
+        if self.random.random() < self.damage:
+            self._damage()
+        entry: PlanEntry | None = None
         for what in self.random.sample([-1, *present], 1 + len(present)):
             if self.jitter_us and self.random.random() < 0.5:
                 await self.clock.sleep_us(self.random.random() * self.jitter_us)
             if what < 0:
-                await self.publish(batch, plans)
+                entry = await self.publish(batch, plans)
+                if aborted:
+                    await self._room()
+                    await self.ring_plan(self.publisher.abort(entry).sequence)
             else:
                 await self.write(batch, what)
+        assert entry is not None
+        if aborted:
+            await self._passed(entry)
+            return False
         for a in present:
             await self.check(batch, a)
+        return True
+
+    def _damage(self) -> None:
+        """A worker's slot table loses track of one slot: it will refuse plans that name it."""
+        worker = self.random.randrange(self.shape.ffn)
+        if self.shape.slots_N[worker]:
+            layer, slot = self.random.randrange(self.shape.layers), self.random.randrange(self.shape.slots_N[worker])
+            self.epochs[worker].table._slots[layer][slot].generation += 1_000_000
+
+    async def _passed(self, entry: PlanEntry) -> None:
+        """What the scheduler tells the engine, and the engine the attention workers: all N have passed the aborted target."""
+        async with asyncio.timeout(10):
+            while sum(record.sequence == entry.sequence for record in self.seen.records) < self.shape.ffn:
+                await self.clock.sleep_us(20)
+        for side in self.attention:
+            side.guard.abandoned(entry.target)
 
     async def _steps(self, microbatch: int, plans: Plans) -> None:
-        for step in range(self.shape.steps):
+        names = itertools.count()
+        for _ in range(self.shape.steps):
             tokens_A = [self.random.randint(0, self.shape.max_tokens) for _ in range(self.shape.attention)]
             if not any(tokens_A):
                 tokens_A[self.random.randrange(self.shape.attention)] = 1
-            for layer in range(self.shape.layers):
-                await self.run(self.batch(Target(layer, microbatch, step), tokens_A), plans)
+            done = False
+            while not done:
+                # Announced anew under another number where a target was aborted.
+                step = next(names)
+                for layer in range(self.shape.layers):
+                    done = await self.run(self.batch(Target(layer, microbatch, step), tokens_A), plans)
+                    if not done:
+                        break
 
     async def _context(self, rank: int) -> RoleContext:
         fabric = LoopbackFabric(self.network, member_name(FFN, rank))

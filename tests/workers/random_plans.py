@@ -22,6 +22,9 @@ Answer = tuple[Shares, Copies, CopyStart]
 class NoPlans:
     """Everything on primaries."""
 
+    def reset(self, layer: int) -> None:
+        pass
+
     def plan(self, layer: int, demand_E: npt.NDArray[np.int32]) -> Answer:
         return [], [], CopyStart.NOW
 
@@ -34,6 +37,9 @@ class RandomPlans:
         self._primaries = contiguous_primaries(shape.experts, shape.ffn)
         self._places = [(worker, slot) for worker in range(shape.ffn) for slot in range(shape.slots_N[worker])]
         self._bound: list[dict[tuple[int, int], int]] = [{} for _ in range(shape.layers)]
+
+    def reset(self, layer: int) -> None:
+        self._bound[layer].clear()
 
     def plan(self, layer: int, demand_E: npt.NDArray[np.int32]) -> Answer:
         """Fills each slot anew with chance 0.4; gives every replica a random part of the demand, or a bit too much."""
@@ -71,6 +77,9 @@ class PlannerPlans:
         self._windows = [ProtectedWindow(shape.microbatches - 1) for _ in range(shape.layers)]
         self._costs = Costs(tile_us=100.0, copy_us=1.0, window_us=1000.0)
         self._start = start
+
+    def reset(self, layer: int) -> None:
+        self._planners[layer].reset()
 
     def plan(self, layer: int, demand_E: npt.NDArray[np.int32]) -> Answer:
         window = self._windows[layer]

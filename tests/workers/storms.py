@@ -26,6 +26,10 @@ class Weather:
 
     seeds: int = 0
     targets: int = 0
+    refused: int = 0
+    skipped: int = 0
+    """Times a worker skipped a target."""
+    run: int = 0
     copies: int = 0
     replica_reads: int = 0
     exposed: int = 0
@@ -50,18 +54,30 @@ async def emulated(
         store.check()
 
 
-def storm(seed: int, shape: Shape, plans: Callable[[Shape, int], Plans], weather: Weather | None = None) -> None:
+def storm(
+    seed: int,
+    shape: Shape,
+    plans: Callable[[Shape, int], Plans],
+    weather: Weather | None = None,
+    *,
+    aborts: float = 0.0,
+    damage: float = 0.0,
+) -> None:
     """One run, every reply checked. Raises ``SlotError`` when the stores' tags show a read that could give wrong tokens."""
 
     async def main() -> None:
         async with emulated(shape, seed, jitter=JITTER) as (rig, stores):
             rig.jitter_us = 50.0
+            rig.aborts, rig.damage = aborts, damage
             await rig.serve(plans(shape, seed))
         reports = [store.check() for store in stores]
         assert sum(report.writes for report in reports) == rig.seen.copies
         if weather is not None:
             weather.seeds += 1
-            weather.targets += rig.seen.targets
+            weather.targets += len(rig.seen.entries)
+            weather.refused += len(rig.seen.refused)
+            weather.skipped += sum(epoch.sequencer.counts.skipped for epoch in rig.epochs)
+            weather.run += sum(epoch.sequencer.counts.run for epoch in rig.epochs)
             weather.copies += rig.seen.copies
             weather.replica_reads += sum(report.replica_reads for report in reports)
             weather.exposed += len({r.sequence for r in rig.seen.records if r.exposed_us > 0})

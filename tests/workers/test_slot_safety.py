@@ -62,6 +62,17 @@ def test_the_planner_s_plans_never_touch_weights_in_use(storm_seeds: int) -> Non
     assert weather.exposed > 0
 
 
+@pytest.mark.slow
+def test_refusals_and_aborts_leave_nothing_unsafe(storm_seeds: int) -> None:
+    weather = Weather()
+    for seed in range(storm_seeds // 5):
+        storm(seed, (SMALL + SHAPES)[seed % 7], RandomPlans, weather, aborts=0.15, damage=0.4)
+    assert weather.refused > weather.targets / 40
+    assert weather.skipped > weather.targets / 20
+    assert weather.run > weather.targets
+    assert weather.replica_reads > weather.targets / 4
+
+
 def deferred(original: Callable[..., None]) -> Callable[..., None]:
     """A migrator that submits a little later than it could, as one in a coroutine of its own would."""
 
