@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from afore.core.errors import SlotError
-from afore.core.plan import CopyStart, PlanEntry
+from afore.core.plan import CopyStart, PlanEntry, Verdict
 from afore.workers.migrator import Migrator, Readiness
+from afore.workers.reader import Reader
 from afore.workers.sequencer import Sequencer
 from afore.workers.slot_table import SlotTable
 from tests.workers.ffn_rig import Plans, Shape
@@ -44,8 +45,8 @@ def planner(shape: Shape, seed: int) -> Plans:
 def test_random_plans_never_touch_weights_in_use(storm_seeds: int) -> None:
     weather = Weather()
     for seed in range(storm_seeds):
-        shapes = SMALL if seed % 8 else SHAPES
-        storm(seed, shapes[seed // 8 % len(shapes)], RandomPlans, weather)
+        shapes = SMALL if seed % 16 else SHAPES
+        storm(seed, shapes[seed // 16 % len(shapes)], RandomPlans, weather)
     assert weather.seeds == storm_seeds
     assert weather.copies > weather.targets / 2
     assert weather.replica_reads > weather.targets / 2
@@ -139,3 +140,22 @@ def test_a_migrator_that_submits_late_is_safe_because_submission_is_awaited(monk
     monkeypatch.setattr(Migrator, "_start", deferred(Migrator._start))
     for seed in range(20):
         storm(seed, SHAPES[seed % len(SHAPES)], RandomPlans)
+
+
+async def own_verdict_only(self: Reader, entry: PlanEntry, verdict: Verdict) -> bool:
+    """Acts on its own verdict without asking the others."""
+    if self._ring.store_verdict(entry.sequence, verdict):
+        await self._ring_neighbours(entry.sequence)
+    return verdict is Verdict.ACCEPTED
+
+
+@pytest.mark.slow
+def test_without_agreement_tokens_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reader, "_agree", own_verdict_only)
+
+    def storms() -> None:
+        for seed in range(100):
+            storm(seed, SHAPES[0], RandomPlans, damage=0.4)
+
+    with pytest.raises(AssertionError, match="a reply is"):
+        storms()
