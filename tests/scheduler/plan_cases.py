@@ -1,8 +1,8 @@
-"""Random planning situations, and plans compared field by field."""
+"""Planners in one line, random planning situations, and plans compared field by field."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +10,34 @@ from numpy.typing import NDArray
 
 from afore.scheduler.costs import Costs
 from afore.scheduler.plan import Plan, PlannerConfig
+from afore.scheduler.planner import Planner
+
+FREE = Costs(tile_us=1.0, copy_us=0.0, window_us=0.0)
+"""Copies cost nothing: the fewest tiles win."""
 
 ARRAYS = ("assign_EN", "slots_NR", "used_NR", "shares_X4")
 SCALARS = ("copies", "gain_us", "max_tiles", "bound_tiles", "base_max_tiles", "within_max_tiles", "skipped", "costs")
+
+
+def make(
+    primaries: Sequence[int],
+    num_workers: int,
+    slots: int | Sequence[int],
+    *,
+    budget: int | None = None,
+    tile_tokens: int = 1,
+    compactness: int = 0,
+) -> Planner:
+    """A planner whose E is the number of primaries."""
+    config = PlannerConfig(
+        num_experts=len(primaries),
+        num_workers=num_workers,
+        slots_per_worker=slots,
+        tile_tokens=tile_tokens,
+        copy_budget=budget,
+        compactness=compactness,
+    )
+    return Planner(config, primaries)
 
 
 def differences(left: Plan, right: Plan) -> list[str]:
@@ -92,3 +117,15 @@ class Situation:
         fill = (slots_NR == -1) & (self.rng.random(slots_NR.shape) < 0.7)
         slots_NR[fill] = self.rng.integers(0, self.config.num_experts, int(fill.sum()))
         return slots_NR
+
+    @classmethod
+    def crowded(cls, seed: int) -> tuple[Situation, NDArray[np.int32], NDArray[np.int64]]:
+        """Every slot holds a replica and no copy is allowed: long chains of moves. Also the slot table and a demand."""
+        rng = np.random.default_rng(seed)
+        N = int(rng.integers(6, 10))
+        E = int(rng.integers(6, 10) if seed % 4 < 2 else rng.integers(10, 20))
+        R = int(rng.integers(3, 6) if seed % 2 == 0 else rng.integers(1, 4))
+        config = PlannerConfig(num_experts=E, num_workers=N, slots_per_worker=R, tile_tokens=1, copy_budget=0)
+        primaries_E = rng.integers(0, N, E).astype(np.int32)
+        slots_NR = rng.integers(0, E, (N, R)).astype(np.int32)
+        return cls(config, primaries_E, rng), slots_NR, rng.integers(0, 1000, E) * (rng.random(E) < 0.8)

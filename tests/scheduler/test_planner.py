@@ -1,8 +1,7 @@
-"""The planner's interface, its state between targets, and inputs on which literal Algorithm 1 is far from the best plan."""
+"""The planner's interface, and its state between targets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -13,69 +12,10 @@ from numpy.typing import NDArray
 
 from afore.core.errors import ConfigError
 from afore.core.slots import contiguous_primaries
-from afore.scheduler import Costs, Plan, Planner, PlannerConfig, ProtectedWindow, validate
+from afore.scheduler import Costs, Plan, Planner, PlannerConfig, ProtectedWindow
 from afore.scheduler.core_layout import Parts, buffer_words, parts_of, plan_words
-from afore.scheduler.plan import AT_BOUND, NO_GAIN, NO_SAFE_MOVE, NONE_ALLOWED, build_plan
-
-FREE = Costs(tile_us=1.0, copy_us=0.0, window_us=0.0)
-
-
-def make(
-    primaries: Sequence[int],
-    num_workers: int,
-    slots: int | Sequence[int],
-    *,
-    budget: int | None = None,
-    tile_tokens: int = 1,
-    compactness: int = 0,
-) -> Planner:
-    config = PlannerConfig(
-        num_experts=len(primaries),
-        num_workers=num_workers,
-        slots_per_worker=slots,
-        tile_tokens=tile_tokens,
-        copy_budget=budget,
-        compactness=compactness,
-    )
-    return Planner(config, primaries)
-
-
-def better_plan(
-    planner: Planner,
-    before_NR: NDArray[np.int32],
-    greedy: Plan,
-    assign: dict[tuple[int, int], int],
-    copies: Sequence[tuple[int, int, int]] = (),
-) -> Plan:
-    """A plan by hand for the same target: counts by (expert, worker)."""
-    assign_EN = np.zeros_like(greedy.assign_EN)
-    for place, count in assign.items():
-        assign_EN[place] = count
-    slots_NR = before_NR.copy()
-    for e, w, r in copies:
-        slots_NR[w, r] = e
-    within = greedy.within_max_tiles
-    plan = build_plan(
-        planner.config,
-        planner.primaries_E,
-        assign_EN=assign_EN,
-        slots_NR=slots_NR,
-        copies=copies,
-        within_max_tiles=within if copies else None,
-        costs=greedy.costs,
-    )
-    gain_us = float(within - plan.max_tiles) if copies else 0.0
-    return build_plan(
-        planner.config,
-        planner.primaries_E,
-        assign_EN=assign_EN,
-        slots_NR=slots_NR,
-        copies=copies,
-        gain_us=gain_us,
-        within_max_tiles=within if copies else None,
-        costs=greedy.costs,
-    )
-
+from afore.scheduler.plan import AT_BOUND, NO_GAIN, NO_SAFE_MOVE, NONE_ALLOWED
+from tests.scheduler.plan_cases import FREE, make
 
 # What a plan says
 
@@ -326,70 +266,3 @@ def test_no_slot_is_rebound_while_a_plan_in_flight_uses_it(seed: int, depth: int
             reads = {(w, r) for _e, w, r, _count in earlier.shares()} | {(w, r) for _e, w, r in earlier.copies}
             assert reads.isdisjoint((w, r) for _e, w, r in plan.copies)
         in_flight.append(plan)
-
-
-# Where literal Algorithm 1 is far from the best plan under the same constraints: it stays literal, and this is by how much
-
-
-def test_halving_wastes_the_copy_budget() -> None:
-    """One expert of 60 tiles, N = 8, B = 6: 15 against 9."""
-    planner = make([0], 8, 1, budget=6)
-    before_NR = planner.slots_NR
-    demand_E = np.array([60])
-    greedy = planner.plan(demand_E, costs=FREE)
-    assert greedy.max_tiles == 15
-    counts = {(0, w): 9 if w < 4 else 8 for w in range(7)}
-    best = better_plan(planner, before_NR, greedy, counts, [(0, w, 0) for w in range(1, 7)])
-    validate(best, demand_E, before_NR, planner.primaries_E, planner.config)
-    assert best.max_tiles == 9
-
-
-def test_a_slot_with_a_little_work_is_not_given_up() -> None:
-    """The only slot beside the hot expert holds one tile of another: 40 against 20."""
-    planner = make([0, 2, 2], 3, (0, 1, 0))
-    planner.adopt(np.array([[-2], [1], [-2]]))
-    planner.plan(np.array([0, 1, 100]), costs=FREE)  # expert 1's tile moves off its busy primary
-    before_NR = planner.slots_NR
-    demand_E = np.array([40, 1, 0])
-    greedy = planner.plan(demand_E, costs=FREE)
-    assert greedy.max_tiles == 40
-    best = better_plan(planner, before_NR, greedy, {(0, 0): 20, (0, 1): 20, (1, 2): 1}, [(0, 1, 0)])
-    validate(best, demand_E, before_NR, planner.primaries_E, planner.config)
-    assert best.max_tiles == 20
-
-
-def test_no_relay_over_two_replicas() -> None:
-    """Loads 7, 6, 5: no pair differs by two and shares an expert, but moving along both pairs would even them: 7 against 6."""
-    planner = make([0, 1, 2], 3, 1, budget=0)
-    planner.adopt(np.array([[-1], [0], [1]]))
-    before_NR = planner.slots_NR
-    demand_E = np.array([7, 6, 5])
-    greedy = planner.plan(demand_E, costs=FREE)
-    assert greedy.max_tiles == 7
-    best = better_plan(planner, before_NR, greedy, {(0, 0): 6, (0, 1): 1, (1, 1): 5, (1, 2): 1, (2, 2): 5})
-    validate(best, demand_E, before_NR, planner.primaries_E, planner.config)
-    assert best.max_tiles == 6
-
-
-def test_a_badly_carried_assignment() -> None:
-    """Carried proportions keep a sliver of work in every slot: 281, against 140 when A_{t-1} is forgotten (94 is possible)."""
-    planner = make([0, 3, 3, 4, 4], 5, (0, 1, 1, 0, 0))
-    planner.adopt(np.array([[-2], [1], [3], [-2], [-2]]))
-    planner.plan(np.array([0, 1, 100, 1, 100]), costs=FREE)  # experts 1 and 3 leave their busy primaries
-    before_NR = planner.slots_NR
-    demand_E = np.array([281, 1, 0, 1, 0])
-    greedy = planner.plan(demand_E, costs=FREE)
-    assert greedy.max_tiles == 281
-    planner.adopt(before_NR)
-    assert planner.plan(demand_E, costs=FREE).max_tiles == 140
-    counts = {(0, 0): 94, (0, 1): 94, (0, 2): 93, (1, 3): 1, (3, 4): 1}
-    best = better_plan(planner, before_NR, greedy, counts, [(0, 1, 0), (0, 2, 0)])
-    validate(best, demand_E, before_NR, planner.primaries_E, planner.config)
-    assert best.max_tiles == 94
-
-
-def test_a_fixed_compactness_leaves_imbalance() -> None:
-    """θ = 3 forbids the moves of at most three tiles that would even this out: 12 against 9."""
-    demand_E = np.array([6, 6, 3, 3])
-    loose, strict = (make([0, 0, 1, 1], 2, 2, compactness=theta).plan(demand_E, costs=FREE) for theta in (0, 3))
-    assert (loose.max_tiles, strict.max_tiles) == (9, 12)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from afore.scheduler.plan import PlannerConfig
 from afore.scheduler.planner import Planner, ProtectedWindow
 from afore.scheduler.reference import ReferencePlanner
 from afore.scheduler.validate import validate
-from tests.scheduler.plan_cases import Situation, differences
+from tests.scheduler.plan_cases import FREE, Situation, differences
 
 BATCHES = 8
 SEQUENCES = 160
@@ -49,6 +51,26 @@ def test_core_equals_reference_on_random_sequences(batch: int) -> None:
     assert with_copies > plans // 20
     assert moved > plans // 5
     assert exposed > plans // 200
+
+
+RECEIVERS_THAT_GIVE_AGAIN = (680, 794, 1555, 1585, 1614, 2366, 2494, 3652, 4901, 5361)
+"""Seeds in which a worker that had nothing to give receives tiles and then gives some: about one of 900."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seeds", [RECEIVERS_THAT_GIVE_AGAIN, range(60), range(60, 120)], ids=lambda seeds: str(seeds[0])
+)
+def test_core_equals_reference_in_crowded_placements(seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        situation, slots_NR, demand_E = Situation.crowded(seed)
+        planner = Planner(situation.config, situation.primaries_E)
+        reference = ReferencePlanner(situation.config, situation.primaries_E)
+        planner.adopt(slots_NR)
+        reference.adopt(slots_NR)
+        for _ in range(2):
+            assert not differences(planner.plan(demand_E, costs=FREE), reference.plan(demand_E, costs=FREE)), seed
+            demand_E = situation.rng.permutation(demand_E)
 
 
 @pytest.mark.slow
