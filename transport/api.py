@@ -47,6 +47,7 @@ class Notification:
     """An immediate that a peer attached to a write; it is delivered after the write's bytes are visible."""
 
     peer: str
+    """Address of the endpoint that wrote."""
     immediate: int
     """0 … 2^32 - 1."""
 
@@ -62,13 +63,17 @@ class Region(Protocol):
 
     @property
     def buffer(self) -> memoryview:
-        """The memory itself, writable, format ``B``; zero at first."""
+        """The memory itself, writable, format ``B``, aligned to 64 bytes; zero at first.
+
+        Raises ``RegionRevoked`` after ``close``; views taken before stay valid memory as long as they are held.
+        """
         ...
 
     async def notified(self, *, timeout_us: float | None) -> list[Notification]:
         """Awaits notifications; returns all that are queued (at least one), in each link's order.
 
-        Raises ``DeadlineExceeded``; ``RegionRevoked`` once the region is closed.
+        Does not suspend where some are queued already. Taking them gives their writers credit back. Says nothing of writers that
+        died: their channel does. Raises ``DeadlineExceeded``; ``RegionRevoked`` once the region is closed.
         """
         ...
 
@@ -78,12 +83,19 @@ class Region(Protocol):
 
 
 class MappedRegion(Protocol):
-    """A peer's region, mapped into this process (one host only)."""
+    """A peer's region, mapped into this process (one host only).
+
+    It stays valid memory when the owner closes the region: a new epoch, not the memory, says that it is over.
+    """
 
     @property
-    def buffer(self) -> memoryview: ...
+    def buffer(self) -> memoryview:
+        """The memory, read-only unless mapped writable. Raises ``RegionRevoked`` after ``close``."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Unmaps, once no view is held any more. Idempotent."""
+        ...
 
 
 class Link(Protocol):
@@ -100,12 +112,16 @@ class Link(Protocol):
     ) -> None:
         """Writes ``data`` at ``offset`` of the peer's region; with ``notify``, the owner gets that immediate afterwards.
 
-        Zero bytes with ``notify`` is a doorbell. Returns when ``data`` may be reused. Raises ``AccessRefused`` (out of bounds, a
-        foreign key), ``RegionRevoked``, ``PeerLost``, ``LinkClosed``, ``DeadlineExceeded`` (no credit for a notification).
+        Zero bytes with ``notify`` is a doorbell. Returns when ``data`` may be reused; does not suspend where there is credit.
+        Calls take effect in their order, also those that wait. What raises, or is cancelled, has written nothing. Raises
+        ``AccessRefused`` (out of bounds, a foreign key, an immediate over 32 bits), ``RegionRevoked``, ``PeerLost``,
+        ``LinkClosed``, ``DeadlineExceeded`` (no credit for a notification; the link stays usable).
         """
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Ends waiting writers with ``LinkClosed``; what was written arrives. Idempotent."""
+        ...
 
 
 class Channel(Protocol):
@@ -115,14 +131,22 @@ class Channel(Protocol):
     def peer(self) -> str: ...
 
     async def send(self, message: dict[str, object], *, timeout_us: float) -> None:
-        """Raises ``PeerLost``, ``DeadlineExceeded``, ``WireError`` (message over the length limit; nothing was sent)."""
+        """Waits while the peer does not read. What raises has sent nothing: after ``DeadlineExceeded`` it may be sent again.
+
+        Raises ``PeerLost``, ``LinkClosed``, ``DeadlineExceeded``, ``WireError`` (over the length limit, or no plain message).
+        """
         ...
 
     async def receive(self, *, timeout_us: float | None) -> dict[str, object]:
-        """The next message. Raises ``PeerLost`` at the end of the stream, ``WireError``, ``DeadlineExceeded``."""
+        """The next message; a cancelled call loses none. What was sent before an end is received before ``PeerLost``.
+
+        Raises ``PeerLost``, ``LinkClosed``, ``WireError``, ``DeadlineExceeded``.
+        """
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Ends both directions; the peer receives what was sent. Idempotent."""
+        ...
 
 
 ChannelHandler = Callable[[Channel], Awaitable[None]]
@@ -153,11 +177,18 @@ class Fabric(Protocol):
         ...
 
     async def connect(self, address: str, lane: Lane, *, timeout_us: float) -> Link:
-        """Raises ``PeerLost`` (nobody there), ``VersionMismatch``, ``AuthenticationFailed``, ``DeadlineExceeded``."""
+        """Raises ``PeerLost`` (nobody there), ``VersionMismatch``, ``AuthenticationFailed``, ``DeadlineExceeded``.
+
+        ``WireError`` where something else listens; ``HostError`` where this machine lacks something.
+        """
         ...
 
     async def listen(self, address: str, handler: ChannelHandler) -> None:
-        """Accepts control channels at ``address``; each is given to ``handler`` in a task of its own, until ``close``."""
+        """Accepts control channels at ``address`` (may be the endpoint's own) until ``close``, which cancels the handlers.
+
+        Each is given to ``handler`` in a task of its own; a handler that raises closes its channel, one that returns leaves it
+        open. Raises ``HostError`` or ``ConfigError`` where the address is taken.
+        """
         ...
 
     async def dial(self, address: str, *, timeout_us: float) -> Channel:

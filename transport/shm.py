@@ -167,13 +167,12 @@ class ShmFabric:
     def _look(self) -> None:
         """Takes what every link has published, and wakes each touched region's reader once."""
         touched: dict[Inbox, None] = {}
-        for link in list(self._inbound):
-            try:
-                link.drain(touched)
-            except WireError as error:
-                self.refusals[type(error).__name__] += 1
+        broken = [link for link in self._inbound if not link.drain(touched)]
         for inbox in touched:
             inbox.wake()
+        for link in broken:
+            self.refusals["WireError"] += 1
+            link.close()
 
     def _on_doorbell(self) -> None:
         with suppress(BlockingIOError):

@@ -9,7 +9,6 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 
 from afore.core.errors import LinkClosed, PeerLost, TransportError, WireError
 from afore.transport.api import Buffer, Lane, Notification, RegionKey
@@ -216,13 +215,14 @@ class InboundLink:
         """Address of the endpoint that writes."""
         return self._peer
 
-    def drain(self, touched: dict[Inbox, None]) -> None:
-        """Moves everything published into the inboxes, and names those in ``touched``. Closes the link of a broken ring."""
+    def drain(self, touched: dict[Inbox, None]) -> bool:
+        """Moves everything published into the inboxes, and names those in ``touched``. False for a ring that cannot be right."""
         try:
             entries = self._ring.drain()
         except WireError:
-            self.close()
-            raise
+            return False
+        if not entries:
+            return True
         peer, inboxes = self._peer, self._inboxes
         orphans = 0
         for entry in entries:
@@ -235,6 +235,7 @@ class InboundLink:
         if orphans:
             # Written before the writer saw that the region was closed.
             self.give_back(orphans)
+        return True
 
     def give_back(self, count: int) -> None:
         """Credit for what was taken; rings the writer if it sleeps."""
@@ -261,8 +262,7 @@ class InboundLink:
             pass
         # What it published before it ended counts.
         touched: dict[Inbox, None] = {}
-        with suppress(WireError):
-            self.drain(touched)
+        self.drain(touched)
         for inbox in touched:
             inbox.wake()
         self.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from afore.core.errors import RegionRevoked
+from afore.core.errors import DeadlineExceeded, RegionRevoked
 from afore.transport.api import Notification, RegionKey
 from afore.transport.queues import Inbox
 from afore.transport.shm_segments import Mapping, Segment
@@ -47,7 +47,14 @@ class ShmRegion:
         if not self.inbox.items:
             # What is published already need not wait for the doorbell's turn in the loop.
             self._look()
-        return await self.inbox.take(timeout_us)
+        try:
+            return await self.inbox.take(timeout_us)
+        except DeadlineExceeded:
+            # After a long pause of this process the timer may run before the doorbell: what is there has come in time.
+            self._look()
+            if not self.inbox.items:
+                raise
+            return await self.inbox.take(timeout_us)
 
     def close(self) -> None:
         if self._segment.open:

@@ -8,12 +8,13 @@ import resource
 import secrets
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from afore.core.errors import ConfigError, DeadlineExceeded, HostError, PeerLost
 from afore.transport.api import Channel, Lane
@@ -27,7 +28,7 @@ Make = Callable[..., ShmFabric]
 
 
 @pytest.fixture
-async def run_id() -> AsyncIterator[str]:
+def run_id() -> Iterator[str]:
     name = f"unit{secrets.token_hex(6)}"
     yield name
     assert [left for left in os.listdir("/dev/shm") if left.startswith(f"afore-{name}")] == []
@@ -89,6 +90,25 @@ async def test_two_listeners_cannot_share_an_address(run_id: str) -> None:
             await fabric.listen(address, never)
     assert len((fabric.run_directory / "secret").read_bytes()) == 32
     await fabric.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_what_is_there_when_the_deadline_passes_has_come_in_time(run_id: str, run: Callable[..., None]) -> None:
+    async def main() -> None:
+        near, far = ShmFabric.create(run_id, "near"), ShmFabric.open(f"/dev/shm/afore-{run_id}", "far")
+        region = far.register(8, label="r")
+        link = await near.connect(far.address, Lane.DATA, timeout_us=T_US)
+        for number in range(20):
+            wait = asyncio.create_task(region.notified(timeout_us=0))
+            await asyncio.sleep(0)
+            # The timer is due by now, and the doorbell rings behind it: this loop has been busy elsewhere.
+            if not wait.done():
+                await link.write(region.key, 0, b"", notify=number, timeout_us=T_US)
+                assert [told.immediate for told in await wait] == [number]
+        await near.close()
+        await far.close()
+
+    run(main())
 
 
 @pytest.mark.parametrize(
