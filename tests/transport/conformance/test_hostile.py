@@ -20,9 +20,9 @@ from tests.transport.conformance.worlds import MESSAGE_LIMIT, StreamWorld
 class Echo:
     """A listener whose handler answers, and what it has met."""
 
-    def __init__(self, world: StreamWorld) -> None:
+    def __init__(self, world: StreamWorld, fabric: Fabric | None = None) -> None:
         self.world = world
-        self.fabric = world.fabric("listener")
+        self.fabric = fabric or world.fabric("listener")
         self.address = world.channel_address("hub")
         self.errors: list[str] = []
 
@@ -107,7 +107,7 @@ async def test_garbage_is_turned_away(stream_world: StreamWorld, kind: str, stay
 
 @pytest.mark.slow
 async def test_those_who_say_nothing_are_ended_and_hold_nobody_up(stream_world: StreamWorld) -> None:
-    echo = await Echo(stream_world).start()
+    echo = await Echo(stream_world, stream_world.hasty_fabric()).start()
     silent = [await stream_world.stranger(echo.address) for _ in range(50)]
     trickling = await stream_world.stranger(echo.address)
     await send_all(trickling, b"AFO", "listener")

@@ -17,7 +17,7 @@ from afore.transport.sockets import connect_unix
 CREDITS = 64
 """Notifications that a link of every world carries before its writer has to wait."""
 MESSAGE_LIMIT = 1 << 20
-HANDSHAKE_TIMEOUT_US = 300_000.0
+HASTY_US = 1e6
 
 
 class World(Protocol):
@@ -58,6 +58,10 @@ class StreamWorld(World, Protocol):
 
     def identity(self, *, secret: bytes | None = None, version: int | None = None) -> Identity:
         """Somebody who may talk to this world, unless told otherwise."""
+        ...
+
+    def hasty_fabric(self) -> Fabric:
+        """An endpoint that gives a handshake ``HASTY_US``, where others are patient."""
         ...
 
     def refusals(self, fabric: Fabric) -> dict[str, int]:
@@ -129,12 +133,17 @@ class ShmWorld:
             "label": label,
             "ring_slots": CREDITS,
             "message_limit": MESSAGE_LIMIT,
-            "handshake_timeout_us": HANDSHAKE_TIMEOUT_US,
+            "handshake_timeout_us": 20e6,
         }
         return ShmConfig(**options | {key: value for key, value in changes.items() if value is not None})
 
     def fabric(self, label: str) -> ShmFabric:
         fabric = ShmFabric(self.config(label))
+        self._fabrics.append(fabric)
+        return fabric
+
+    def hasty_fabric(self) -> Fabric:
+        fabric = ShmFabric(self.config("hasty", handshake_timeout_us=HASTY_US))
         self._fabrics.append(fabric)
         return fabric
 
