@@ -1,7 +1,4 @@
-"""An FFN worker of a virtual world: an emulated device over tags instead of weights.
-
-Its group is the shared one: rows really move, and the device charges the time of ``gather`` and ``reduce`` to the model stream.
-"""
+"""An FFN worker of a virtual world: an emulated device over tags instead of weights, a group that takes collectives' time."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from afore.workers.device.ports import EmulatedFleet
 from afore.workers.device.profile import CostProfile
 from afore.workers.experts import Progress, StoreShape
 from afore.workers.ffn_world import Store
+from afore.workers.group.emulated import EmulatedGroup
 from afore.workers.group.shared import AttentionPeer, SharedGroup
 from afore.workers.tagged import TaggedPeer, TaggedStore
 
@@ -22,9 +20,21 @@ NO_MEMORY = 64
 
 
 class EmulatedFfn:
-    """Worker ``rank`` of ``fleet``, with the costs of ``profile``. ``stores`` gets its tags, for a check in the end."""
+    """Worker ``rank`` of ``fleet``, with the costs of ``profile``. ``stores`` gets its tags, for a check in the end.
 
-    def __init__(self, fleet: EmulatedFleet, rank: int, profile: CostProfile, stores: list[TaggedStore]) -> None:
+    ``collectives``: gather and reduce begin together on all workers; without, each worker goes on by itself, as on one host.
+    """
+
+    def __init__(
+        self,
+        fleet: EmulatedFleet,
+        rank: int,
+        profile: CostProfile,
+        stores: list[TaggedStore],
+        *,
+        collectives: bool = True,
+    ) -> None:
+        self._collectives = collectives
         self._device = EmulatedDevice(fleet, rank, profile)
         self._stores = stores
 
@@ -50,4 +60,7 @@ class EmulatedFfn:
     def group(
         self, *, rank: int, epoch: int, layout: ExchangeLayout, peers_A: Sequence[AttentionPeer], timeout_us: float
     ) -> SharedGroup:
-        return SharedGroup(rank=rank, epoch=epoch, layout=layout, peers_A=peers_A, timeout_us=timeout_us)
+        if not self._collectives:
+            return SharedGroup(rank=rank, epoch=epoch, layout=layout, peers_A=peers_A, timeout_us=timeout_us)
+        meetings = self._device.fleet.meetings
+        return EmulatedGroup(meetings, rank=rank, epoch=epoch, layout=layout, peers_A=peers_A, timeout_us=timeout_us)

@@ -133,6 +133,7 @@ class Sequencer:
                 self._enqueue(turn, staging, copies)
             elif is_target:
                 self._migrator.skipped(entry.sequence)
+                self._group.skip(entry)
                 self.counts.skipped += 1
                 await self._reports.skipped(turn)
             self._passed = entry.sequence

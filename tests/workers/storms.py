@@ -38,14 +38,19 @@ class Weather:
 
 @asynccontextmanager
 async def emulated(
-    shape: Shape, seed: int = 0, *, jitter: Jitter | None = None, config: RunConfig | None = None
+    shape: Shape,
+    seed: int = 0,
+    *,
+    jitter: Jitter | None = None,
+    config: RunConfig | None = None,
+    collectives: bool = False,
 ) -> AsyncIterator[tuple[Rig, list[TaggedStore]]]:
     """A rig of emulated workers, and their tagged stores, which are checked at the end. In virtual time only."""
     clock = LoopClock()
     fleet = EmulatedFleet(clock, asyncio.get_running_loop(), seed=seed, jitter=jitter)
     stores: list[TaggedStore] = []
     rig = Rig(shape, LoopbackNetwork(clock, latency_us=1.0, seed=seed), seed, config)
-    await rig.open(lambda ctx: EmulatedFfn(fleet, ctx.rank, LAPTOP_EMULATED, stores))
+    await rig.open(lambda ctx: EmulatedFfn(fleet, ctx.rank, LAPTOP_EMULATED, stores, collectives=collectives))
     try:
         yield rig, stores
     finally:
@@ -66,7 +71,7 @@ def storm(
     """One run, every reply checked. Raises ``SlotError`` when the stores' tags show a read that could give wrong tokens."""
 
     async def main() -> None:
-        async with emulated(shape, seed, jitter=JITTER) as (rig, stores):
+        async with emulated(shape, seed, jitter=JITTER, collectives=seed % 4 == 3) as (rig, stores):
             rig.jitter_us = 50.0
             rig.aborts, rig.damage = aborts, damage
             await rig.serve(plans(shape, seed))

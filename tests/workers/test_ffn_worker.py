@@ -192,10 +192,11 @@ async def test_late_inputs_run_without_an_abort() -> None:
         assert flags == [0, 0, 0, int(FeedbackFlags.MISSING)] + [int(FeedbackFlags.MISSING)] * 2
 
 
-@virtual_test(seeds=range(40))
-async def test_an_abort_may_cross_the_inputs() -> None:
+@pytest.mark.parametrize("collectives", [False, True])
+@virtual_test(seeds=range(20))
+async def test_an_abort_may_cross_the_inputs(collectives: bool) -> None:
     """Some workers run the target, some skip it; the microbatch comes again once all have passed it, and nothing is mixed up."""
-    async with emulated(SHAPE) as (rig, _), rig.running():
+    async with emulated(SHAPE, collectives=collectives) as (rig, _), rig.running():
         for step in range(0, 6, 2):
             first, again = batch(rig, step), batch(rig, step + 1)
             entry = await publish(rig, first, Share(0, 1, 0, 1, -1), copies=((0, 1, 0),))
@@ -266,6 +267,29 @@ async def test_copies_ahead_of_any_target_land() -> None:
         await publish(rig, one, Share(0, 1, 0, 1, ahead.sequence))
         await finish(rig, one)
         assert replica_reads(stores) == [0, 1, 0]
+
+
+# Groups
+
+
+@virtual_test(seeds=SEEDS)
+async def test_collectives_begin_together() -> None:
+    async with emulated(SHAPE, jitter=JITTER, collectives=True) as (rig, _), rig.running():
+        rig.spans(0), rig.spans(1), rig.spans(2)
+        batches = [batch(rig, 0), batch(rig, 0, microbatch=1)]
+        for one in batches:
+            await publish(rig, one)
+        await finish(rig, *batches)
+        await quiet(rig)
+        spans = [rig.spans(rank) for rank in range(3)]
+        for one in batches:
+            computed_N, reduced_N = [], []
+            for worker in spans:
+                mine = {span.name: span for span in worker if span.target == one.target}
+                computed_N.append(mine["experts"].end_ns)
+                reduced_N.append(mine["reduce"].end_ns)
+            assert len(set(computed_N)) > 1, "they do not compute equally long"
+            assert min(reduced_N) > max(computed_N), "nobody reduces before all have computed"
 
 
 # What is recorded

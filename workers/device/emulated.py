@@ -10,17 +10,27 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 from afore.workers.device.base import F32, I32, Pairs, Work
 from afore.workers.device.events import DeviceEvent, Failure
+from afore.workers.device.meetings import Meeting
 from afore.workers.device.ports import EmulatedFleet, Turn
 from afore.workers.device.profile import CostProfile
 from afore.workers.device.streams import CollectingStream, CopyBatch, Run, Wait
 from afore.workers.kernels import CpuKernels
 from afore.workers.partition import count_tiles
 from afore.workers.tagged import TaggedLayer
+
+
+class Blocked(Protocol):
+    """Something that needs an event's stamp."""
+
+    def unblock(self) -> None:
+        """The stamp is known."""
+        ...
 
 
 class EmulatedEvent(DeviceEvent):
@@ -32,8 +42,8 @@ class EmulatedEvent(DeviceEvent):
         super().__init__(device, stream_name)
         self._device = device
         self.stamp_ns: int | None = None
-        self.blocked: list[EmulatedStream] = []
-        """Streams that cannot go on before the stamp is known."""
+        self.blocked: list[Blocked] = []
+        """What cannot go on before the stamp is known."""
 
     @property
     def done(self) -> bool:
@@ -68,6 +78,19 @@ class EmulatedEvent(DeviceEvent):
             self._device.fleet.call_at(self.stamp_ns, self.release_if_over)
 
 
+class _Coming:
+    """Tells a meeting when a stream has come to it."""
+
+    __slots__ = ("_event", "_meeting")
+
+    def __init__(self, event: EmulatedEvent, meeting: Meeting) -> None:
+        self._event = event
+        self._meeting = meeting
+
+    def unblock(self) -> None:
+        self._meeting.come(self._event.completed_ns)
+
+
 _Item = Run | CopyBatch | Wait[EmulatedEvent] | EmulatedEvent
 
 
@@ -93,6 +116,18 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
         self._collected.clear()
         self._schedule()
         self._fleet.drain()
+
+    def meet(self, meeting: Meeting) -> None:
+        """What is enqueued from now on starts once the streams of all parties have come to the meeting."""
+        here, begun = self.record(), self._new_event()
+        here.blocked.append(_Coming(here, meeting))
+
+        def begin(stamp_ns: int) -> None:
+            begun.stamp(stamp_ns, None)
+            self._fleet.drain()
+
+        meeting.on_begin(begin)
+        self.wait(begun)
 
     def _new_event(self) -> EmulatedEvent:
         return EmulatedEvent(self._device, self._name)

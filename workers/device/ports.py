@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from afore.core.clock import Clock
+from afore.workers.device.meetings import Meetings
 
 
 class Runnable(Protocol):
@@ -61,6 +62,8 @@ class EmulatedFleet:
         self.loop = loop
         self.seed = seed
         self.jitter = jitter if jitter is not None else Jitter()
+        self.meetings = Meetings()
+        """Where the streams of several workers meet for a collective."""
         self._names: set[str] = set()
         self._ready: list[tuple[Turn, Runnable]] = []
         self._claims: list[tuple[Turn, Callable[[int], None]]] = []

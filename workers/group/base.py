@@ -28,6 +28,10 @@ class Group(Protocol):
         """Enqueues what must happen to the partial rows on the device before they can be sent."""
         ...
 
+    def skip(self, entry: PlanEntry) -> None:
+        """This worker will not run the target: nobody may wait for it in ``gather`` or ``reduce``."""
+        ...
+
     async def reply(self, entry: PlanEntry) -> None:
         """Sends this worker's rows to every attention worker with T_a > 0. Never before the target's inputs were read for the
         last time: a reply lets their owner overwrite them. Raises ``TransportError``.

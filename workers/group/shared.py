@@ -63,6 +63,9 @@ class SharedGroup:
             partial(self._split, entry, staging),
         )
 
+    def skip(self, entry: PlanEntry) -> None:
+        """See ``Group.skip``: nobody waits for anybody here."""
+
     async def reply(self, entry: PlanEntry) -> None:
         """See ``Group.reply``. One write and one bell for each attention worker of the step."""
         microbatch = entry.target.microbatch
