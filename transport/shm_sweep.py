@@ -103,14 +103,20 @@ def _join(path: str) -> int:
 
 
 def remove_run_directory(path: str) -> bool:
-    """Removes a run directory that nobody uses, with its secret and the sockets of killed processes. True if it did."""
+    """Removes a run directory that nobody uses, with its secret and the sockets of killed processes. True if it did.
+
+    One that holds anything else, or is open to others, is somebody's own and stays as it is.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for name in os.listdir(fd):
+        names = os.listdir(fd)
+        if stat.S_IMODE(os.fstat(fd).st_mode) & 0o077 or not all(_is_run_file(fd, name) for name in names):
+            return False
+        for name in names:
             os.unlink(name, dir_fd=fd)
         os.rmdir(path)
         return True
@@ -118,6 +124,13 @@ def remove_run_directory(path: str) -> bool:
         return False
     finally:
         os.close(fd)
+
+
+def _is_run_file(folder_fd: int, name: str) -> bool:
+    """Whether a file of a run directory is one that endpoints make: a socket, the secret, or a draft of it."""
+    if name == SECRET or name.startswith(f"{SECRET}-"):
+        return True
+    return stat.S_ISSOCK(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode)
 
 
 def sweep_stale(root: str = ROOT, run_id: str | None = None) -> tuple[str, ...]:

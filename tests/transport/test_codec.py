@@ -17,6 +17,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(message=st.dictionaries(text, values, max_size=6))
 def test_messages_survive(message: dict[str, object]) -> None:
     body = encode_message(message, limit=1 << 20, peer="p")

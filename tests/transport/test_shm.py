@@ -135,6 +135,7 @@ async def test_a_short_secret_is_refused_and_leaves_nothing(run_id: str) -> None
         ShmFabric(ShmConfig(run_id=run_id, secret=b"short"))
 
 
+@pytest.mark.slow
 async def test_no_descriptors_is_a_host_error_that_leaves_nothing(run_id: str) -> None:
     near, far = ShmFabric.create(run_id, "near"), ShmFabric.open(f"/dev/shm/afore-{run_id}", "far")
     before = len(os.listdir("/proc/self/fd"))

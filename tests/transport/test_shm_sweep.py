@@ -110,6 +110,17 @@ def test_only_what_looks_like_ours_is_taken(tmp_path: Path) -> None:
     assert names(tmp_path) == before
 
 
+def test_a_directory_that_is_somebody_s_own_stays_whole(tmp_path: Path) -> None:
+    for name, mode in (("afore-data", 0o700), ("afore-open", 0o755)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "afore-data" / "secret").write_bytes(b"x")
+    (tmp_path / "afore-data" / "notes.txt").write_bytes(b"x")
+    assert sweep_stale(str(tmp_path)) == ()
+    assert names(tmp_path) == ["afore-data", "afore-open"]
+    assert names(tmp_path / "afore-data") == ["notes.txt", "secret"]
+
+
 def test_a_sweep_of_one_run_leaves_the_others(tmp_path: Path) -> None:
     for run in ("one", "one2", "two"):
         left_behind(tmp_path, f"afore-{run}-{dead_pid()}-r-1", dead_pid(), 1)
