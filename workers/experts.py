@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -221,6 +221,11 @@ class ExpertStore:
 
     def load(self, reader: Reader, progress: Progress | None = None) -> None:
         """Fills all primaries and takes their checksums; redundant rows stay as they are."""
+        for _ in self.load_each(reader, progress):
+            pass
+
+    def load_each(self, reader: Reader, progress: Progress | None = None) -> Iterator[tuple[int, int]]:
+        """``load``, one expert at a time: yields (experts read, experts in all) after each, for a loop with other things to do."""
         primaries = self.layout.primary_experts
         total = self.shape.num_layers * len(primaries)
         for layer in range(self.shape.num_layers):
@@ -228,8 +233,10 @@ class ExpertStore:
                 weights = self._weights.row(layer, row)
                 reader(layer, expert, weights.gate_up_FD, weights.down_DI)
                 self._weights.checksums_LP[layer, row] = weights.checksum()
+                done = layer * len(primaries) + row + 1
                 if progress is not None:
-                    progress(layer * len(primaries) + row + 1, total)
+                    progress(done, total)
+                yield done, total
 
     def checksum(self, layer: int, row: int) -> int:
         """CRC-32 of a row as it is now. A row that is being written has no meaningful one."""

@@ -30,8 +30,8 @@ from afore.transport.session import HUB, Directory, HubSession, RoleContext
 from afore.workers.belfry import Belfry
 from afore.workers.crew import crew, reporting
 from afore.workers.device.base import CopyJob
-from afore.workers.experts import StoreShape, store_shapes
-from afore.workers.ffn_world import FfnParts, FfnWorld, Peer, Store
+from afore.workers.experts import Store, StoreShape, store_shapes
+from afore.workers.ffn_world import FfnParts, FfnWorld, Peer
 from afore.workers.group.base import Group
 from afore.workers.group.shared import AttentionPeer
 from afore.workers.migrator import Migrator
@@ -40,6 +40,9 @@ from afore.workers.reports import Reports
 from afore.workers.sequencer import Sequencer, SequencerTimes
 from afore.workers.slot_table import HeldCopy, SlotTable
 from afore.workers.staging import Staging
+
+PROGRESS_NS = 200_000_000
+"""How often the hub is told how far loading is."""
 
 
 async def serve(ctx: RoleContext, world: FfnWorld) -> None:
@@ -77,9 +80,11 @@ class Worker:
 async def load(ctx: RoleContext, world: FfnWorld, stack: ExitStack) -> Worker:
     """The worker with its primaries loaded; ``stack`` gives everything back. Raises ``CheckpointError``."""
     worker = open_worker(ctx, world.model_spec(ctx.config), world.ffn(ctx), stack)
-    total = worker.shape.num_layers * worker.shape.num_primaries
-    await ctx.hub.send(control.Loading(0, total))
-    worker.parts.load(worker.store, lambda done, total: None)
+    told_ns = ctx.clock.now_ns()
+    for done, total in worker.parts.load(worker.store):
+        if done == total or ctx.clock.now_ns() - told_ns > PROGRESS_NS:
+            told_ns = ctx.clock.now_ns()
+            await ctx.hub.send(control.Loading(done, total))
     await ctx.hub.send(control.Loaded(worker.shape.nbytes))
     return worker
 
@@ -214,7 +219,7 @@ class Epoch:
         self.sequencer = Sequencer(
             rank=ctx.rank,
             device=worker.parts.device,
-            weights=worker.store,
+            store=worker.store,
             group=group,
             wake=belfry.inputs,
             migrator=self.migrator,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from afore.core.slots import StoreLayout
 from afore.transport.exchange import ExchangeLayout
 from afore.workers.device.emulated import EmulatedDevice
 from afore.workers.device.ports import EmulatedFleet
 from afore.workers.device.profile import CostProfile
-from afore.workers.experts import Progress, StoreShape
-from afore.workers.ffn_world import Store
+from afore.workers.experts import Store, StoreShape
 from afore.workers.group.emulated import EmulatedGroup
 from afore.workers.group.shared import AttentionPeer, SharedGroup
 from afore.workers.tagged import TaggedPeer, TaggedStore
@@ -50,9 +49,11 @@ class EmulatedFfn:
         self._stores.append(store)
         return store
 
-    def load(self, store: Store, progress: Progress) -> None:
+    def load(self, store: Store) -> Iterator[tuple[int, int]]:
         assert isinstance(store, TaggedStore)
-        store.load(progress=progress)
+        store.load()
+        total = store.shape.num_layers * store.shape.num_primaries
+        yield total, total
 
     def peer(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> TaggedPeer:
         return TaggedPeer(shape, layout)

@@ -6,8 +6,8 @@ The same ``ffn.serve`` runs over ``CheckpointFfn`` in processes and scripts, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from afore.core.config import RunConfig
 from afore.core.slots import StoreLayout
@@ -18,22 +18,9 @@ from afore.transport.exchange import ExchangeLayout
 from afore.transport.session import RoleContext
 from afore.workers.device.base import Device
 from afore.workers.device.cpu import CpuDevice
-from afore.workers.experts import ExpertStore, PeerStore, Progress, StoreShape
-from afore.workers.flight import Weights
+from afore.workers.experts import ExpertStore, PeerStore, Store, StoreShape
 from afore.workers.group.base import Group
 from afore.workers.group.shared import AttentionPeer, SharedGroup
-
-
-class Store(Weights, Protocol):
-    """A worker's own experts."""
-
-    def copy_closure(
-        self, layer: int, expert: int, slot: int, source: Any, generation: int = 0
-    ) -> tuple[int, Callable[[], None]]:
-        """(bytes, what copies them) from a peer's primary into a redundant slot."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Peer(Protocol):
@@ -56,8 +43,8 @@ class FfnParts(Protocol):
         """The worker's store in its region's memory, empty."""
         ...
 
-    def load(self, store: Store, progress: Progress) -> None:
-        """Fills the primaries. Raises ``CheckpointError``."""
+    def load(self, store: Store) -> Iterator[tuple[int, int]]:
+        """Fills the primaries; yields (experts read, experts in all) now and then. Raises ``CheckpointError``."""
         ...
 
     def peer(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> Peer:
@@ -106,11 +93,11 @@ class CheckpointFfn:
     def store(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> ExpertStore:
         return ExpertStore(buffer, shape, layout, verify_copies=self._verify_copies)
 
-    def load(self, store: Store, progress: Progress) -> None:
+    def load(self, store: Store) -> Iterator[tuple[int, int]]:
         assert isinstance(store, ExpertStore)
         path = self._config.model if self._config.model is not None else bundled_model_path()
         with Checkpoint(path) as checkpoint:
-            store.load(ExpertReader(checkpoint).read_expert, progress)
+            yield from store.load_each(ExpertReader(checkpoint).read_expert)
 
     def peer(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> PeerStore:
         return PeerStore(buffer, shape, layout)

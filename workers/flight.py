@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
 from afore.core.plan import PlanEntry
-from afore.core.slots import StoreLayout
 from afore.workers.device.base import I32, Event, Kernels
+from afore.workers.experts import Store
 from afore.workers.migrator import Readiness
 from afore.workers.partition import count_and_crc, shares_array
 from afore.workers.staging import Staging
@@ -22,27 +21,12 @@ from afore.workers.staging import Staging
 NO_SHARES: I32 = np.zeros((0, 4), dtype=np.int32)
 
 
-class Weights(Protocol):
-    """A store of experts, as kernels see it."""
-
-    @property
-    def layout(self) -> StoreLayout: ...
-
-    @property
-    def gate_up(self) -> Sequence[Any]:
-        """Of each layer, what ``Kernels.grouped_mlp`` takes."""
-        ...
-
-    @property
-    def down(self) -> Sequence[Any]: ...
-
-
 class TargetCompute:
     """What the model stream runs for one target; ``mismatched`` says afterwards what it found."""
 
     __slots__ = ("_entry", "_kernels", "_staging", "_store", "mismatched")
 
-    def __init__(self, entry: PlanEntry, staging: Staging, kernels: Kernels, store: Weights) -> None:
+    def __init__(self, entry: PlanEntry, staging: Staging, kernels: Kernels, store: Store) -> None:
         self._entry = entry
         self._staging = staging
         self._kernels = kernels

@@ -18,7 +18,8 @@ from afore.core.plan import EntryKind, PlanEntry
 from afore.core.topology import ATTENTION, FFN, member_name
 from afore.core.trace import Tracer
 from afore.workers.device.base import Device, Event, Work
-from afore.workers.flight import Flight, TargetCompute, Weights
+from afore.workers.experts import Store
+from afore.workers.flight import Flight, TargetCompute
 from afore.workers.group.base import Group
 from afore.workers.measures import Measures, measure, trace
 from afore.workers.migrator import Migrator, Readiness
@@ -75,7 +76,7 @@ class Sequencer:
         *,
         rank: int,
         device: Device,
-        weights: Weights,
+        store: Store,
         group: Group,
         wake: asyncio.Event,
         migrator: Migrator,
@@ -88,7 +89,7 @@ class Sequencer:
     ) -> None:
         self._rank = rank
         self._device = device
-        self._weights = weights
+        self._store = store
         self._group = group
         self._migrator = migrator
         self._staging_M = staging_M
@@ -200,7 +201,7 @@ class Sequencer:
     def _enqueue(self, turn: Turn, staging: Staging, copies: list[Readiness]) -> None:
         """gather → wait for the slots → partition → experts → reduce, each behind the one before; nothing is awaited."""
         entry, stream = turn.entry, self._device.model_stream
-        compute = TargetCompute(entry, staging, self._device.kernels, self._weights)
+        compute = TargetCompute(entry, staging, self._device.kernels, self._store)
         target, tokens = entry.target, sum(entry.tokens_A)
         begin_ns = self._clock.now_ns()
         began = stream.record()

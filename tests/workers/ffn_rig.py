@@ -211,7 +211,7 @@ class Rig:
         bell_regions: list[Region] = []
         for rank, ctx in enumerate(contexts):
             worker = open_worker(ctx, self.spec, make_parts(ctx), self._stack)
-            worker.parts.load(worker.store, lambda done, total: None)
+            list(worker.parts.load(worker.store))
             bell_regions.append(ctx.fabric.register(64, label="bells"))
             keys[FFN, rank] = {"bells": bell_regions[-1].key, "experts": worker.region.key}
             self.workers.append(worker)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -10,8 +12,8 @@ from afore.core.config import DeviceOptions, RunConfig
 from afore.testing import run_virtual
 from afore.transport.loopback import LoopbackNetwork
 from afore.transport.session import RoleContext
-from afore.workers.experts import ExpertStore, Progress
-from afore.workers.ffn_world import CheckpointFfn, Store
+from afore.workers.experts import ExpertStore, Store
+from afore.workers.ffn_world import CheckpointFfn
 from tests.workers.ffn_rig import F32, I32, Plans, Rig, Shape
 from tests.workers.random_plans import NoPlans, PlannerPlans, RandomPlans
 
@@ -46,9 +48,9 @@ class RandomFfn(CheckpointFfn):
         super().__init__(ctx)
         self._experts = experts
 
-    def load(self, store: Store, progress: Progress) -> None:
+    def load(self, store: Store) -> Iterator[tuple[int, int]]:
         assert isinstance(store, ExpertStore)
-        store.load(self._experts.read, progress)
+        yield from store.load_each(self._experts.read)
 
 
 def configured(*, threads: bool) -> RunConfig:
