@@ -5,6 +5,7 @@ Unknown keys are refused by name, with the nearest known one.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import difflib
 import re
@@ -80,6 +81,10 @@ class LaunchOptions:
         return tuple(part.strip() for part in self.role.split(",")) if self.role is not None else ()
 
 
+class _Formatter(jsonargparse.DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the examples."""
+
+
 class _Parser(jsonargparse.ArgumentParser):
     """Turns every refusal into ``ConfigError`` instead of a usage dump."""
 
@@ -142,7 +147,7 @@ def build_parser() -> _Parser:
         prog="python -m afore.launch",
         description="Start an AFORE cluster on this machine, or one role of it.",
         epilog=EXAMPLE,
-        formatter_class=jsonargparse.DefaultHelpFormatter,
+        formatter_class=_Formatter,
     )
     parser.add_argument("--config", action="config", help="YAML file with any of the options below")
     parser.add_class_arguments(LaunchOptions, None, skip={"demo"})
