@@ -21,12 +21,10 @@ from typing import Any
 from afore.core import control
 from afore.core.clock import Clock, WallClock
 from afore.core.config import RunConfig
-from afore.core.errors import CheckpointError
 from afore.core.target import Target
 from afore.core.topology import Topology
-from afore.models.tokenizer import Tokenizer
 from afore.serving.client import Client
-from afore.serving.start import running_inproc, running_processes
+from afore.serving.start import running_processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +58,8 @@ class SpanRecord:
 class Cluster:
     """A running topology. Made by ``Cluster.start``."""
 
-    def __init__(self, client: Client, config: RunConfig, tokenizer: Tokenizer | CheckpointError, clock: Clock) -> None:
+    def __init__(self, client: Client, config: RunConfig, clock: Clock) -> None:
         self._client = client
-        self._tokenizer = tokenizer
         self.config = config
         """The run's configuration, resolved."""
         self.clock = clock
@@ -94,18 +91,25 @@ class Cluster:
             overrides["policy"] = policy
         chosen = dataclasses.replace(chosen, **overrides)
         clock = WallClock()
-        running = running_inproc(chosen, clock) if inproc else running_processes(chosen, clock)
+        running: contextlib.AbstractAsyncContextManager[Client]
+        if inproc:
+            # Only then does this process need torch and every role.
+            from afore.serving.inproc import running_inproc
+
+            running = running_inproc(chosen, clock)
+        else:
+            running = running_processes(chosen, clock)
         async with cls.over(running, chosen, clock) as cluster:
             yield cluster
 
     @classmethod
     @contextlib.asynccontextmanager
     async def over(
-        cls, running: contextlib.AbstractAsyncContextManager[tuple[Client, Path]], config: RunConfig, clock: Clock
+        cls, running: contextlib.AbstractAsyncContextManager[Client], config: RunConfig, clock: Clock
     ) -> AsyncIterator[Cluster]:
         """A cluster over something that runs one (``afore.serving.start``); it ends with the block."""
-        async with running as (client, checkpoint_path):
-            yield cls(client, config, _tokenizer(checkpoint_path), clock)
+        async with running as client:
+            yield cls(client, config, clock)
 
     async def generate(
         self,
@@ -122,26 +126,17 @@ class Cluster:
 
         Raises ``RequestError`` (``PromptTooLong``), ``RoleLost`` when a role died.
         """
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         sampling = control.Sampling(temperature, top_p, top_k, self.config.seed if seed is None else seed, 0)
-        detokenizer = self._tokenizer.detokenizer() if isinstance(self._tokenizer, Tokenizer) else None
         stream = self._client.submit(
-            tuple(ids), max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, sampling=sampling
+            prompt if isinstance(prompt, str) else tuple(prompt),
+            max_new_tokens=max_new_tokens,
+            ignore_eos=ignore_eos,
+            sampling=sampling,
         )
         async with contextlib.aclosing(stream):
             async for at_ns, event in stream:
                 if isinstance(event, control.TokenOut):
-                    text = detokenizer.push(event.token) if detokenizer else ""
-                    if event.finish and detokenizer:
-                        text += detokenizer.flush()
-                    yield Token(event.token, text, event.index, at_ns, event.finish)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. Raises ``CheckpointError`` for a checkpoint that has none (token ids still work)."""
-        if isinstance(self._tokenizer, CheckpointError):
-            raise self._tokenizer
-        return self._tokenizer
+                    yield Token(event.token, event.text, event.index, at_ns, event.finish)
 
     async def plans(self) -> AsyncGenerator[control.PlanSeen, None]:
         """Every published target as it happens: copies, tiles before and after, imbalance, why there were no copies."""
@@ -171,14 +166,6 @@ class Cluster:
         while not self._client.status.lost:
             await self._client.wait_change()
         return self._client.status.lost
-
-
-def _tokenizer(path: Path) -> Tokenizer | CheckpointError:
-    """Prompts as token ids need none, so a missing one is kept until somebody sends text."""
-    try:
-        return Tokenizer(path)
-    except CheckpointError as error:
-        return error
 
 
 async def complete(cluster: Cluster, prompt: str | Sequence[int], **options: Any) -> list[Token]:

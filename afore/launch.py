@@ -96,7 +96,7 @@ async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervis
     from afore.core.errors import ConfigError, RoleLost
     from afore.models.bundle import Prompt
     from afore.serving import demo
-    from afore.serving.start import describe_memory, running_processes
+    from afore.serving.start import running_processes
 
     console = Console(stderr=options.json == "-", highlight=False)
     clock = WallClock()
@@ -109,7 +109,7 @@ async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervis
         raise ConfigError("json", "there is no result to write", "add --demo, --prompts or --prompt")
     if options.json not in (None, "-"):
         demo.check_writable(options.json)
-    for line in describe_memory(config):
+    for line in await supervisor.check(config, timeout_s=config.times.join_s):
         console.print(line)
     with demo.loading(console) as on_status:
         running = running_processes(

@@ -277,6 +277,8 @@ class Submit:
     """Client -> engine: a request. ``request`` is the client's own name for it."""
 
     request: str
+    text: str
+    """The prompt as text; the engine tokenizes it. Empty where ``prompt`` has the tokens."""
     prompt: tuple[int, ...]
     max_new_tokens: int
     ignore_eos: bool
@@ -298,6 +300,8 @@ class TokenOut:
     index: int
     token: int
     finish: str
+    text: str
+    """What it adds to the text; empty within a character, and for a model without a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,7 +269,7 @@ class Batcher:
             finish = "stop"
         elif len(request.produced) >= request.max_new_tokens:
             finish = "length"
-        out = control.TokenOut(request.name, len(request.produced) - 1, token, finish)
+        out = control.TokenOut(request.name, len(request.produced) - 1, token, finish, text="")
         self._out.append(((CLIENT, request.client), out))
         if finish:
             finished = control.Finished(request.name, finish, len(request.prompt), len(request.produced))

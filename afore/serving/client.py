@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -75,7 +76,7 @@ class Client:
 
     async def submit(
         self,
-        prompt: tuple[int, ...],
+        prompt: str | tuple[int, ...],
         *,
         max_new_tokens: int,
         ignore_eos: bool = False,
@@ -92,7 +93,9 @@ class Client:
         ended = False
         try:
             self.raise_if_lost()
-            await self._send(control.Submit(name, prompt, max_new_tokens, ignore_eos, sampling or control.Sampling()))
+            text, ids = (prompt, ()) if isinstance(prompt, str) else ("", prompt)
+            submit = control.Submit(name, text, ids, max_new_tokens, ignore_eos, sampling or control.Sampling())
+            await self._send(submit)
             while True:
                 # The hub answers every request or ends; its end is put into the queue by the reader.
                 at_ns, event = await queue.get()
@@ -175,6 +178,8 @@ class Client:
                     self._changed.notify_all()
         except TransportError as error:
             self._gone = error
+            if not self.status.lost:
+                self.status = dataclasses.replace(self.status, serving=False, lost="door-0: its process ended")
             at_ns = self._clock.now_ns()
             for name, queue in self._requests.items():
                 queue.put_nowait((at_ns, control.Failed(name, "RoleLost", "door-0: its process ended", "start again")))

@@ -7,7 +7,7 @@ import logging
 from afore.core.config import RunConfig
 from afore.core.errors import ConfigError
 from afore.models.config import ModelSpec
-from afore.serving.engine import Engine, Limits
+from afore.serving.engine import Engine, Limits, Text
 from afore.serving.hub import Hub
 from afore.transport.api import Fabric
 from afore.workers.kv_layout import kv_layout
@@ -31,8 +31,8 @@ def request_limits(config: RunConfig, spec: ModelSpec) -> Limits:
     )
 
 
-async def serve(fabric: Fabric, hub_address: str, config: RunConfig, spec: ModelSpec) -> None:
+async def serve(fabric: Fabric, hub_address: str, config: RunConfig, spec: ModelSpec, text: Text | None) -> None:
     """Runs hub and engine until a client stops the cluster."""
     hub = Hub(fabric, config)
-    Engine(hub, config, request_limits(config, spec))
+    Engine(hub, config, request_limits(config, spec), text)
     await hub.run(hub_address)

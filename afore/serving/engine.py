@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from dataclasses import dataclass
+from typing import Protocol
 
 from afore.core import control
 from afore.core.config import RunConfig
@@ -28,11 +30,30 @@ class Limits:
     eos_ids: frozenset[int]
 
 
+class Speller(Protocol):
+    """Text that grows token by token."""
+
+    def push(self, token_id: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class Text(Protocol):
+    """A tokenizer, as the engine needs it."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def detokenizer(self) -> Speller: ...
+
+
 class Engine:
     """Between the hub and the batcher."""
 
-    def __init__(self, hub: Hub, config: RunConfig, limits: Limits) -> None:
+    def __init__(self, hub: Hub, config: RunConfig, limits: Limits, text: Text | None) -> None:
+        """``text`` tokenizes prompts and spells tokens; none for a model that has no tokenizer (token ids still work)."""
         self._hub = hub
+        self._text = text
+        self._spellers: dict[tuple[int, str], Speller] = {}
         self._config = config
         self._limits = limits
         self._batcher = Batcher(
@@ -54,16 +75,22 @@ class Engine:
         """A request, or the end of the interest in one. A request that cannot be served is refused at once, typed."""
         if isinstance(message, control.Submit):
             try:
-                self._check(message)
-                self._batcher.submit(client, message)
+                request = self._tokenized(message)
+                self._check(request)
+                if self._text is not None:
+                    self._spellers[client, request.request] = self._text.detokenizer()
+                self._batcher.submit(client, request)
             except (RequestError, RoleLost) as error:
                 self._fail(client, message.request, error)
         elif isinstance(message, control.Cancel):
+            self._spellers.pop((client, message.request), None)
             self._batcher.cancel(client, message.request)
         self._send()
 
     def client_gone(self, client: int) -> None:
         """Its requests end."""
+        for key in [key for key in self._spellers if key[0] == client]:
+            del self._spellers[key]
         self._batcher.cancel_client(client)
         self._send()
 
@@ -97,6 +124,13 @@ class Engine:
             self._fail(request.client, request.name, self._lost)
             self._batcher.cancel(request.client, request.name)
         self._batcher.drain()
+
+    def _tokenized(self, submit: control.Submit) -> control.Submit:
+        if not submit.text:
+            return submit
+        if self._text is None:
+            raise RequestError(submit.request, "this model has no tokenizer", "send token ids")
+        return dataclasses.replace(submit, text="", prompt=tuple(self._text.encode(submit.text)))
 
     def _check(self, submit: control.Submit) -> None:
         limits = self._limits
@@ -146,11 +180,23 @@ class Engine:
     def _send(self) -> None:
         for (role, rank), message in self._batcher.drain():
             if role == CLIENT:
-                self._hub.to_client(rank, message)
+                self._hub.to_client(rank, self._spelled(rank, message))
                 continue
             if isinstance(message, control.Announce):
                 self._watch_step(message)
             self._hub.to_member(role, rank, message)
+
+    def _spelled(self, client: int, message: control.Message) -> control.Message:
+        if not isinstance(message, control.TokenOut):
+            return message
+        speller = self._spellers.get((client, message.request))
+        if speller is None:
+            return message
+        text = speller.push(message.token)
+        if message.finish:
+            text += speller.flush()
+            del self._spellers[client, message.request]
+        return dataclasses.replace(message, text=text) if text else message
 
     def _watch_step(self, announced: control.Announce) -> None:
         """One deadline a microbatch: the next announcement of it (or the end of its work) takes it off."""

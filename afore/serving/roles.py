@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from pathlib import Path
 from typing import Protocol
 
 from afore.core.clock import Clock, deadline
 from afore.core.config import RunConfig
-from afore.core.errors import PeerLost
+from afore.core.errors import CheckpointError, PeerLost
 from afore.core.topology import ATTENTION, DOOR, FFN, PREFILL, SCHEDULER
 from afore.core.trace import Tracer
-from afore.models.bundle import bundled_model_path
 from afore.models.config import ModelSpec, read_config
+from afore.models.tokenizer import Tokenizer
 from afore.scheduler import role as scheduler_role
 from afore.serving import door
+from afore.serving.engine import Text
+from afore.serving.spec import checkpoint_path
 from afore.transport.api import Fabric
 from afore.transport.session import HUB, HubSession, RoleContext
 from afore.workers import attention, ffn, prefill
@@ -24,12 +27,18 @@ from afore.workers.crew import crew
 from afore.workers.ffn_world import CheckpointFfnWorld, FfnWorld
 from afore.workers.prefill import PrefillWorld
 
+log = logging.getLogger(__name__)
+
 JOIN_RETRY_US = 20_000.0
 """How soon a role looks again for a hub that is not up yet."""
 
 
 class World(scheduler_role.SchedulerWorld, FfnWorld, AttentionWorld, PrefillWorld, Protocol):
     """What differs between real and virtual time, for every role."""
+
+    def text(self, config: RunConfig) -> Text | None:
+        """The model's tokenizer; none where it has none: prompts are token ids then."""
+        ...
 
     def tracer(self, name: str, clock: Clock, config: RunConfig) -> Tracer:
         """Where the role ``name`` records its spans. Raises ``HostError`` where its file cannot be made."""
@@ -41,8 +50,16 @@ class RealWorld(CheckpointModels, CheckpointFfnWorld):
 
     def model_spec(self, config: RunConfig) -> ModelSpec:
         """The model's numbers from its config.json. Raises ``CheckpointError``."""
-        spec, _, _ = read_config(Path(config.model) if config.model is not None else bundled_model_path())
+        spec, _, _ = read_config(checkpoint_path(config))
         return spec
+
+    def text(self, config: RunConfig) -> Text | None:
+        """The model's tokenizer; none where the checkpoint has none."""
+        try:
+            return Tokenizer(checkpoint_path(config))
+        except CheckpointError as error:
+            log.warning("%s; prompts must be token ids", error)
+            return None
 
     def tracer(self, name: str, clock: Clock, config: RunConfig) -> Tracer:
         """Writes a file where the configuration asks for one."""
@@ -66,7 +83,7 @@ async def run_role(
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(fabric.close)
         if role == DOOR:
-            await door.serve(fabric, hub_address, config, world.model_spec(config))
+            await door.serve(fabric, hub_address, config, world.model_spec(config), world.text(config))
             return
         session = await _join(fabric, hub_address, role, rank, clock, config.times.join_s)
         stack.push_async_callback(session.close)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from afore.core.config import RunConfig
 from afore.core.wire import Codec
+from afore.models.bundle import bundled_model_path
 
 HUB_ADDRESS = "hub"
 _CODEC = Codec((RunConfig,))
@@ -33,11 +35,27 @@ class ProcessSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the zygote."""
-        return {**dataclasses.asdict(self), "config": _CODEC.to_wire(self.config)}
+        return {**dataclasses.asdict(self), "config": config_to_json(self.config)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ProcessSpec:
         """The inverse of ``to_json``."""
-        config = _CODEC.from_wire(data["config"])
-        assert isinstance(config, RunConfig)
+        config = config_from_json(data["config"])
         return cls(**{**data, "roles": tuple((role, rank) for role, rank in data["roles"]), "config": config})
+
+
+def checkpoint_path(config: RunConfig) -> Path:
+    """The model's directory."""
+    return Path(config.model) if config.model is not None else bundled_model_path()
+
+
+def config_to_json(config: RunConfig) -> dict[str, Any]:
+    """Plain data."""
+    return _CODEC.to_wire(config)
+
+
+def config_from_json(data: dict[str, Any]) -> RunConfig:
+    """The inverse of ``config_to_json``."""
+    config = _CODEC.from_wire(data)
+    assert isinstance(config, RunConfig)
+    return config

@@ -11,12 +11,15 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from afore.core.clock import deadline
-from afore.core.errors import HostError
-from afore.serving.spec import ProcessSpec
+from afore.core.config import RunConfig
+from afore.core.errors import CheckpointError, ConfigError, HostError
+from afore.serving.spec import ProcessSpec, config_to_json
 
 ZYGOTE = "zygote"
+_REFUSALS = {kind.__name__: kind for kind in (ConfigError, CheckpointError, HostError)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Supervisor:
         self._writer: asyncio.StreamWriter | None = None
         self._reports: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
+        self._checked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._expected: set[str] = set()
         self._exits: list[Exit] = []
         self._changed = asyncio.Condition()
@@ -79,9 +83,23 @@ class Supervisor:
     async def __aexit__(self, *_: object) -> None:
         await self.stop(grace_s=0.0)
 
-    async def start(self, specs: Sequence[ProcessSpec], *, timeout_s: float) -> None:
-        """Forks one process for each spec. Raises ``HostError`` when the fork server does not come up."""
+    async def check(self, config: RunConfig, *, timeout_s: float) -> list[str]:
+        """Has the fork server look at policy, checkpoint and lengths; returns what each role will take, a line each.
+
+        Raises the ``ConfigError``, ``CheckpointError`` or ``HostError`` that refuses the configuration.
+        """
+        await self._imported(timeout_s)
         assert self._writer is not None
+        self._writer.write(json.dumps({"check": config_to_json(config)}).encode() + b"\n")
+        async with deadline(timeout_s * 1e6, peer=ZYGOTE, operation="checking the configuration"):
+            answer = await self._checked.get()
+        if "refused" in answer:
+            kind, *parts = answer["refused"]
+            raise _REFUSALS[kind](*parts)
+        return list(answer["memory"])
+
+    async def _imported(self, timeout_s: float) -> None:
+        """Returns once the fork server can fork. Raises ``HostError`` when it does not come up."""
         async with deadline(timeout_s * 1e6, peer=ZYGOTE, operation="importing", hint="the machine is very busy"):
             ready = asyncio.create_task(self._ready.wait())
             reports = self._reports
@@ -90,6 +108,11 @@ class Supervisor:
             ready.cancel()
         if not self._ready.is_set():
             raise HostError("fork server", "it ended before it was ready", "its message stands above")
+
+    async def start(self, specs: Sequence[ProcessSpec], *, timeout_s: float) -> None:
+        """Forks one process for each spec. Raises ``HostError`` when the fork server does not come up."""
+        assert self._writer is not None
+        await self._imported(timeout_s)
         for spec in specs:
             self._expected.add(spec.name)
             self._writer.write(json.dumps({"fork": spec.to_json()}).encode() + b"\n")
@@ -139,6 +162,8 @@ class Supervisor:
                 report = json.loads(line)
                 if "ready" in report:
                     self._ready.set()
+                elif "checked" in report:
+                    self._checked.put_nowait(report["checked"])
                 elif "forked" in report:
                     self.pids[report["forked"]] = report["pid"]
                 else:

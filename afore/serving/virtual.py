@@ -28,7 +28,7 @@ from afore.scheduler.policies.registry import check_policy
 from afore.serving.client import Client
 from afore.serving.door import request_limits
 from afore.serving.event_log import EventLog
-from afore.serving.start import running_members
+from afore.serving.inproc import running_members
 from afore.testing import run_virtual
 from afore.transport.loopback import LoopbackFabric, LoopbackFaults, LoopbackNetwork
 from afore.transport.session import RoleContext
@@ -90,6 +90,9 @@ class EmulatedWorld(EmulatedModels):
     def ffn(self, ctx: RoleContext) -> EmulatedFfn:
         """A device of the fleet, over tags."""
         return EmulatedFfn(self._fleet, ctx.rank, self._emulation.profile_of(ctx.role, ctx.rank), self.stores)
+
+    def text(self, config: RunConfig) -> None:
+        """The model speaks no language: prompts are token ids."""
 
     def tracer(self, name: str, clock: Clock, config: RunConfig) -> Tracer:
         """Records into the world's log; a role that ends leaves all it has recorded."""

@@ -3,8 +3,9 @@
 Run by the supervisor as ``python -m afore.serving.zygote FD`` in a session of its own, with one end of a socket pair. Requests and
 reports are JSON lines:
 
-    supervisor → zygote   {"fork": {…ProcessSpec…}}
-    zygote → supervisor   {"ready": pid}   {"forked": name, "pid": n}   {"exited": name, "pid": n, "status": n}
+    supervisor → zygote   {"check": {…RunConfig…}}   {"fork": {…ProcessSpec…}}
+    zygote → supervisor   {"ready": pid}   {"checked": {"memory": [lines]} or {"refused": [error, parts]}}
+                          {"forked": name, "pid": n}   {"exited": name, "pid": n, "status": n}
 
 It has no event loop and no threads, so a fork copies nothing that could be held. When the supervisor is gone (end of file), it ends
 its children and itself; when it is gone itself, each child's lifeline (a pipe only the zygote holds open) ends.
@@ -72,7 +73,11 @@ class _Zygote:
             return False
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
-            self._fork(json.loads(line)["fork"])
+            request = json.loads(line)
+            if "check" in request:
+                self._send({"checked": _check(request["check"])})
+            else:
+                self._fork(request["fork"])
         return True
 
     def _fork(self, spec: dict[str, Any]) -> None:
@@ -130,6 +135,23 @@ class _Zygote:
 
     def _send(self, message: dict[str, Any]) -> None:
         self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _check(data: dict[str, Any]) -> dict[str, Any]:
+    from afore.core.errors import CheckpointError, ConfigError, HostError
+    from afore.serving.checks import check, describe_memory
+    from afore.serving.spec import config_from_json
+
+    try:
+        config = config_from_json(data)
+        check(config)
+        return {"memory": describe_memory(config)}
+    except ConfigError as error:
+        return {"refused": ["ConfigError", error.field, error.problem, error.remedy]}
+    except CheckpointError as error:
+        return {"refused": ["CheckpointError", error.path, error.problem, error.remedy]}
+    except HostError as error:
+        return {"refused": ["HostError", error.resource, error.problem, error.remedy]}
 
 
 class _Terminated(Exception):
