@@ -91,12 +91,13 @@ async def load(ctx: RoleContext, world: FfnWorld, stack: ExitStack) -> Worker:
 
 def open_worker(ctx: RoleContext, spec: ModelSpec, parts: FfnParts, stack: ExitStack) -> Worker:
     """The worker's device, and its empty store in a region that peers may map."""
+    stack.callback(parts.device.close)
     layout, shape = _shapes(ctx, spec)[ctx.rank]
     region = ctx.fabric.register(parts.store_nbytes(shape), label=f"{ctx.name}-experts")
     stack.callback(region.close)
     store = parts.store(region.buffer, shape, layout)
     stack.callback(store.close)
-    stack.callback(parts.device.close)  # undone first: no kernel may run over views that are gone
+    stack.callback(parts.device.close)  # again, because it must come first: no kernel may run over views that are gone
     return Worker(spec, parts, shape, store, region)
 
 

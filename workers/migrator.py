@@ -153,6 +153,7 @@ class Migrator:
                     break
                 except DeadlineExceeded:
                     self.counts.overdue += 1
+                    self._tracer.counter("copies_overdue", self._clock.now_ns(), self.counts.overdue)
                     _log.warning(
                         "%s: %d copies submitted for %s have not landed after %g s; later targets that need them wait",
                         self._name,

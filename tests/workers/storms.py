@@ -12,7 +12,7 @@ from afore.core.config import RunConfig
 from afore.testing import run_virtual
 from afore.transport.loopback import LoopbackNetwork
 from afore.workers.device.ports import EmulatedFleet, Jitter
-from afore.workers.device.profile import LAPTOP_EMULATED
+from afore.workers.device.profile import LAPTOP_EMULATED, CostProfile
 from afore.workers.ffn_emulated import EmulatedFfn
 from afore.workers.tagged import TaggedStore
 from tests.workers.ffn_rig import Plans, Rig, Shape
@@ -44,13 +44,14 @@ async def emulated(
     jitter: Jitter | None = None,
     config: RunConfig | None = None,
     collectives: bool = False,
+    profile: CostProfile = LAPTOP_EMULATED,
 ) -> AsyncIterator[tuple[Rig, list[TaggedStore]]]:
     """A rig of emulated workers, and their tagged stores, which are checked at the end. In virtual time only."""
     clock = LoopClock()
     fleet = EmulatedFleet(clock, asyncio.get_running_loop(), seed=seed, jitter=jitter)
     stores: list[TaggedStore] = []
     rig = Rig(shape, LoopbackNetwork(clock, latency_us=1.0, seed=seed), seed, config)
-    await rig.open(lambda ctx: EmulatedFfn(fleet, ctx.rank, LAPTOP_EMULATED, stores, collectives=collectives))
+    await rig.open(lambda ctx: EmulatedFfn(fleet, ctx.rank, profile, stores, collectives=collectives))
     try:
         yield rig, stores
     finally:

@@ -9,13 +9,15 @@ import pytest
 
 from afore.core.clock import LoopClock, WallClock
 from afore.core.config import DeviceOptions, RunConfig
+from afore.core.errors import DeviceError
+from afore.core.plan import CopyStart
 from afore.testing import run_virtual
 from afore.transport.loopback import LoopbackNetwork
 from afore.transport.session import RoleContext
 from afore.workers.experts import ExpertStore, Store
 from afore.workers.ffn_world import CheckpointFfn
 from tests.workers.ffn_rig import F32, I32, Plans, Rig, Shape
-from tests.workers.random_plans import NoPlans, PlannerPlans, RandomPlans
+from tests.workers.random_plans import Answer, NoPlans, PlannerPlans, RandomPlans
 
 SHAPE = Shape(attention=2, ffn=3, microbatches=3, slots=2, layers=2, steps=4, experts=8, top_k=3, hidden=8, expert=12)
 
@@ -95,3 +97,30 @@ async def test_static() -> None:
     rig = await serve(False, 0, "none")
     assert rig.seen.copies == 0
     assert len(rig.seen.entries) == 3 * 4 * 2
+
+
+async def test_a_copy_of_damaged_weights_ends_the_worker() -> None:
+    experts = RandomExperts(SHAPE)
+    rig = Rig(SHAPE, LoopbackNetwork(LoopClock()), 0, configured(threads=False))
+    rig.expert = experts.out
+    await rig.open(lambda ctx: RandomFfn(ctx, experts))
+    # After its checksum was taken; worker 0 computes with it unknowing, whoever copies it does not.
+    rig.workers[0].region.buffer[0] ^= 1
+    try:
+        with pytest.raises(DeviceError, match=r"copy of .* has checksum .* its expert was not copied whole"):
+            await rig.serve(EveryoneWants(0))
+    finally:
+        await rig.close()
+
+
+class EveryoneWants:
+    """Copies one expert to worker 1 in each plan, and uses it there."""
+
+    def __init__(self, expert: int) -> None:
+        self._expert = expert
+
+    def reset(self, layer: int) -> None:
+        pass
+
+    def plan(self, layer: int, demand_E: I32) -> Answer:
+        return [(self._expert, 1, 0, 1)], [(self._expert, 1, 0)], CopyStart.NOW

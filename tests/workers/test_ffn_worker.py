@@ -14,6 +14,7 @@ from afore.core.plan import CopyStart, EntryKind, PlanEntry, Share
 from afore.core.target import Target
 from afore.testing import run_virtual, virtual_test
 from afore.transport.feedback import FeedbackFlags, FeedbackRecord
+from afore.workers.device.profile import LAPTOP_EMULATED
 from afore.workers.slot_table import SlotState
 from afore.workers.tagged import TaggedStore
 from tests.workers.ffn_rig import Batch, Rig, Shape
@@ -266,6 +267,18 @@ async def test_copies_ahead_of_any_target_land() -> None:
         assert rig.epochs[1].table.state(0, 0) == (0, ahead.sequence, SlotState.READY)
         await publish(rig, one, Share(0, 1, 0, 1, ahead.sequence))
         await finish(rig, one)
+        assert replica_reads(stores) == [0, 1, 0]
+
+
+@virtual_test(seeds=SEEDS)
+async def test_a_copy_that_takes_for_ever_is_told_of_and_still_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    slow = replace(LAPTOP_EMULATED, copy_latency_us=55_000.0)
+    async with emulated(SHAPE, config=SHAPE.config(target_s=0.01), profile=slow) as (rig, stores), rig.running():
+        one = batch(rig, 0)
+        await publish(rig, one, Share(0, 1, 0, 1, -1), copies=((0, 1, 0),))
+        await finish(rig, one)
+        assert rig.epochs[1].migrator.counts.overdue == 5
+        assert "ffn-1: 1 copies submitted for l0/m0/s0 have not landed after 0.01" in caplog.text
         assert replica_reads(stores) == [0, 1, 0]
 
 
