@@ -257,16 +257,16 @@ def loading(console: Console) -> Iterator[Callable[[Status | None], None]]:
 
     def on_status(status: Status | None) -> None:
         if status is None:
-            progress.stop()
+            if console.is_terminal:
+                progress.stop()
         elif status.tensors_total:
             progress.update(task, completed=status.tensors_loaded, total=status.tensors_total)
 
-    if console.is_terminal:
-        progress.start()
-    try:
+    if not console.is_terminal:
         yield on_status
-    finally:
-        progress.stop()
+        return
+    with progress:
+        yield on_status
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -16,6 +16,7 @@ from afore.serving.checks import check
 from afore.serving.client import Client
 from afore.serving.roles import RealWorld, World, run_role
 from afore.serving.spec import HUB_ADDRESS
+from afore.transport.api import Fabric
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ async def running_members(
     network: LoopbackNetwork,
     world: World,
     *,
-    make_fabric: Callable[[LoopbackNetwork, str], LoopbackFabric] = LoopbackFabric,
+    make_fabric: Callable[[LoopbackNetwork, str], Fabric] = LoopbackFabric,
 ) -> AsyncIterator[tuple[Client, dict[str, asyncio.Task[None]]]]:
     """Runs every role as a task over ``network``; yields a client once all of them serve, and the tasks by member name.
 

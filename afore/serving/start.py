@@ -12,12 +12,16 @@ from pathlib import Path
 from afore.core import control
 from afore.core.clock import Clock
 from afore.core.config import RunConfig
-from afore.core.errors import ConfigError, DeadlineExceeded, PeerLost, RoleLost
+from afore.core.errors import ConfigError, DeadlineExceeded, PeerLost, RoleLost, TransportError
 from afore.core.topology import member_name
 from afore.serving.client import Client
 from afore.serving.spec import HUB_ADDRESS, ProcessSpec
 from afore.serving.supervisor import Exit, Supervisor
 from afore.transport.shm import ShmFabric
+
+
+SIGNALLED_GRACE_S = 2.0
+"""How long roles have to end by themselves when the launcher is ended by a signal or an error."""
 
 
 def new_cluster_name() -> str:
@@ -69,10 +73,16 @@ async def running_processes(
             watcher = asyncio.create_task(supervisor.first_exit(), name="first exit")
             try:
                 async with connected(fabric, config, clock, watcher, on_status) as client:
-                    yield client
-                    client.raise_if_lost()
-                    await client.stop("the launcher ended it")
-                    await supervisor.stop(grace_s=config.times.shutdown_s)
+                    grace_s = SIGNALLED_GRACE_S
+                    try:
+                        yield client
+                        client.raise_if_lost()
+                        grace_s = config.times.shutdown_s
+                    finally:
+                        # Also after Ctrl-C: roles that are told to stop end without a word.
+                        with contextlib.suppress(TransportError):
+                            await client.stop("the launcher ended it")
+                            await supervisor.stop(grace_s=grace_s)
             finally:
                 watcher.cancel()
                 await supervisor.stop(grace_s=0.0)

@@ -30,6 +30,7 @@ from afore.serving.door import request_limits
 from afore.serving.event_log import EventLog
 from afore.serving.inproc import running_members
 from afore.testing import run_virtual
+from afore.transport.api import Fabric
 from afore.transport.loopback import LoopbackFabric, LoopbackFaults, LoopbackNetwork
 from afore.transport.session import RoleContext
 from afore.workers.compute import Compute
@@ -172,7 +173,7 @@ async def running_virtual(
     config: RunConfig,
     emulation: Emulation | None = None,
     *,
-    make_fabric: Callable[[LoopbackNetwork, str], LoopbackFabric] = LoopbackFabric,
+    make_fabric: Callable[[LoopbackNetwork, str], Fabric] = LoopbackFabric,
 ) -> AsyncIterator[VirtualCluster]:
     """Runs every role as a task on the running (virtual-clock) loop; yields once all of them serve.
 

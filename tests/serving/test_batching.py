@@ -117,7 +117,7 @@ class World:
 
 
 def submit(world: World, name: str, *, tokens: int = 4, ignore_eos: bool = False) -> None:
-    world.batcher.submit(0, control.Submit(name, (5, 6, 7), tokens, ignore_eos, control.Sampling()))
+    world.batcher.submit(0, control.Submit(name, "", (5, 6, 7), tokens, ignore_eos, control.Sampling()))
     world.pull()
 
 
@@ -217,7 +217,7 @@ def test_first_token_that_ends_the_request_never_joins() -> None:
 def test_a_request_joins_only_with_both_token_and_kv() -> None:
     topology = Topology(attention=1, ffn=1, microbatches=1)
     batcher = Batcher(topology, max_tokens_per_worker=2, eos_ids=frozenset({EOS}))
-    request = batcher.submit(0, control.Submit("a", (1,), 3, False, control.Sampling()))
+    request = batcher.submit(0, control.Submit("a", "", (1,), 3, False, control.Sampling()))
     batcher.reserved(0, control.Reserved(request.number, (0,)))
     batcher.prefill_done(control.PrefillDone(request.number, 9))
     states = [request.state]
