@@ -13,6 +13,7 @@ from afore.core.errors import DeadlineExceeded, WireError
 from afore.core.plan import CopyStart, EntryKind, PlanEntry, Share
 from afore.core.target import Target
 from afore.testing import run_virtual, virtual_test
+from afore.transport import bells
 from afore.transport.feedback import FeedbackFlags, FeedbackRecord
 from afore.workers.device.profile import LAPTOP_EMULATED
 from afore.workers.slot_table import SlotState
@@ -64,6 +65,7 @@ async def quiet(rig: Rig) -> None:
 # Refusals
 
 
+@pytest.mark.slow
 @virtual_test(seeds=SEEDS)
 async def test_one_refusal_and_everyone_runs_primaries() -> None:
     async with emulated(SHAPE) as (rig, stores), rig.running():
@@ -122,6 +124,20 @@ async def test_an_entry_that_names_no_target_ends_the_worker() -> None:
                 await quiet(rig)
 
         with pytest.raises(WireError, match="ring entry 0 cannot be read"):
+            await serve()
+
+
+@virtual_test
+async def test_a_bell_that_is_not_for_an_ffn_worker_is_refused() -> None:
+    async with emulated(SHAPE) as (rig, _):
+
+        async def serve() -> None:
+            async with rig.running():
+                link, key = rig.attention[1].doors[0]
+                await link.write(key, 0, b"", notify=bells.REPLY(0, 1), timeout_us=1e6)
+                await quiet(rig)
+
+        with pytest.raises(WireError, match="peer attention-1: rang REPLY at an FFN worker"):
             await serve()
 
 
@@ -193,6 +209,7 @@ async def test_late_inputs_run_without_an_abort() -> None:
         assert flags == [0, 0, 0, int(FeedbackFlags.MISSING)] + [int(FeedbackFlags.MISSING)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collectives", [False, True])
 @virtual_test(seeds=range(20))
 async def test_an_abort_may_cross_the_inputs(collectives: bool) -> None:
