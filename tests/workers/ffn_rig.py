@@ -12,26 +12,22 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from afore.core import control
 from afore.core.clock import Clock
-from afore.core.config import BatchOptions, RunConfig, TimeOptions
+from afore.core.config import RunConfig
 from afore.core.demand import count_demand, demand_crc
 from afore.core.plan import Copy, CopyStart, EntryKind, PlanEntry, Share
 from afore.core.target import Phase, Target
-from afore.core.topology import ATTENTION, FFN, SCHEDULER, Topology, member_name
+from afore.core.topology import ATTENTION, FFN, SCHEDULER, member_name
 from afore.core.trace import Span, Tracer
 from afore.models.emulated import emulated_spec
 from afore.scheduler.publisher import Publisher
 from afore.transport import bells
 from afore.transport.api import Channel, Lane, Link, Region, RegionKey
-from afore.transport.exchange import InputSlots, Replies, ReuseGuard
-from afore.transport.feedback import FeedbackFlags, FeedbackReader, FeedbackRecord
+from afore.transport.feedback import FeedbackFlags, FeedbackReader
 from afore.transport.layouts import layouts_for
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
 from afore.transport.ring import RingWriter
@@ -39,122 +35,18 @@ from afore.transport.session import Directory, HubSession, RoleContext
 from afore.workers.crew import crew
 from afore.workers.ffn import Epoch, Worker, connect, open_worker
 from afore.workers.ffn_world import FfnParts
-
-EPOCH = 7
-TIMEOUT_US = 60e6
-F32 = npt.NDArray[np.float32]
-I32 = npt.NDArray[np.int32]
-ExpertFunction = Callable[[F32, int, I32, F32], F32]
-"""(hidden [T, D], layer, ids [T, K], weights [T, K]) → out [T, D]."""
-
-
-def identity(hidden_TD: F32, layer: int, ids_TK: I32, weights_TK: F32) -> F32:
-    """Experts of a tagged store: a token's row times the sum of its weights."""
-    out_TD: F32 = hidden_TD * weights_TK.sum(axis=1, keepdims=True)
-    return out_TD
-
-
-class Plans(Protocol):
-    """What the scheduler of the rig decides."""
-
-    def reset(self, layer: int) -> None:
-        """A plan of this layer was refused: all of its redundant slots count as empty."""
-        ...
-
-    def plan(
-        self, layer: int, demand_E: I32
-    ) -> tuple[list[tuple[int, int, int, int]], list[tuple[int, int, int]], CopyStart]:
-        """Shares (expert, worker, slot, count), sorted; copies (expert, worker, slot); when they start."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """A small world."""
-
-    attention: int = 2
-    ffn: int = 3
-    microbatches: int = 3
-    slots: int | tuple[int, ...] = 1
-    layers: int = 3
-    steps: int = 2
-    experts: int = 7
-    top_k: int = 2
-    hidden: int = 4
-    expert: int = 2
-    max_tokens: int = 3
-
-    @property
-    def slots_N(self) -> tuple[int, ...]:
-        return (self.slots,) * self.ffn if isinstance(self.slots, int) else self.slots
-
-    def config(self, **times: float) -> RunConfig:
-        return RunConfig(
-            topology=Topology(
-                attention=self.attention,
-                ffn=self.ffn,
-                microbatches=self.microbatches,
-                redundant_slots_per_worker=self.slots_N,
-            ),
-            batch=BatchOptions(max_num_seqs=self.attention * self.microbatches * self.max_tokens),
-            times=TimeOptions(**times),
-        )
-
-
-class AttentionSide:
-    """One attention worker: its exchange region, and the doors of the FFN workers."""
-
-    def __init__(self, rig: Rig, rank: int) -> None:
-        self.rank = rank
-        self.fabric = LoopbackFabric(rig.network, member_name(ATTENTION, rank))
-        layout = rig.layouts.exchange
-        self.region = self.fabric.register(layout.nbytes, label="exchange")
-        self.inputs = InputSlots(self.region.buffer, layout, EPOCH)
-        self.replies = Replies(self.region.buffer, layout, EPOCH)
-        self.guard = ReuseGuard(layout.num_microbatches, layout.num_ffn)
-        self.replied = asyncio.Condition()
-        self.doors: list[tuple[Link, RegionKey]] = []
-
-    async def listen(self) -> None:
-        while True:
-            await self.region.notified(timeout_us=None)
-            async with self.replied:
-                self.replied.notify_all()
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The inputs of one target, by attention worker."""
-
-    target: Target
-    hidden_A: tuple[F32, ...]
-    ids_A: tuple[I32, ...]
-    weights_A: tuple[F32, ...]
-    demand_E: I32
-
-    @property
-    def tokens_A(self) -> tuple[int, ...]:
-        return tuple(ids_TK.shape[0] for ids_TK in self.ids_A)
-
-
-@dataclass(slots=True)
-class Seen:
-    """What the rig has seen, for assertions."""
-
-    entries: list[PlanEntry] = field(default_factory=list)
-    """Of the targets that ``publish`` planned."""
-    records: list[FeedbackRecord] = field(default_factory=list)
-
-    @property
-    def refused(self) -> set[int]:
-        """Sequences of the entries that some worker refused."""
-        return {record.sequence for record in self.records if record.flags & FeedbackFlags.REFUSED}
-
-    @property
-    def copies(self) -> int:
-        """Copies of the entries that all accepted."""
-        refused = self.refused
-        return sum(len(entry.copies) for entry in self.entries if entry.sequence not in refused)
+from tests.workers.ffn_parts import (
+    EPOCH,
+    F32,
+    TIMEOUT_US,
+    AttentionSide,
+    Batch,
+    ExpertFunction,
+    Plans,
+    Seen,
+    Shape,
+    identity,
+)
 
 
 class Rig:
@@ -202,7 +94,7 @@ class Rig:
         self.publisher = Publisher(self.ring, epoch=EPOCH, num_layers=self.shape.layers, now_ns=self.clock.now_ns)
         self._feedback = scheduler.register(self.layouts.feedback.nbytes, label="feedback")
         self._records = FeedbackReader(self._feedback.buffer, self.layouts.feedback, EPOCH)
-        self.attention = [AttentionSide(self, a) for a in range(self.shape.attention)]
+        self.attention = [AttentionSide(self.network, self.layouts.exchange, a) for a in range(self.shape.attention)]
         keys: dict[tuple[str, int], dict[str, RegionKey]] = {
             (SCHEDULER, 0): {"ring": self.ring_region.key, "feedback": self._feedback.key},
             **{(ATTENTION, side.rank): {"exchange": side.region.key} for side in self.attention},

@@ -12,7 +12,7 @@ from afore.core.slots import contiguous_primaries
 from afore.scheduler.costs import Costs
 from afore.scheduler.plan import PlannerConfig, ProtectedWindow
 from afore.scheduler.planner import Planner
-from tests.workers.ffn_rig import Shape
+from tests.workers.ffn_parts import Shape
 
 Shares = list[tuple[int, int, int, int]]
 Copies = list[tuple[int, int, int]]

@@ -15,7 +15,8 @@ from afore.workers.device.ports import EmulatedFleet, Jitter
 from afore.workers.device.profile import LAPTOP_EMULATED, CostProfile
 from afore.workers.ffn_emulated import EmulatedFfn
 from afore.workers.tagged import TaggedStore
-from tests.workers.ffn_rig import Plans, Rig, Shape
+from tests.workers.ffn_parts import Plans, Shape
+from tests.workers.ffn_rig import Rig
 
 JITTER = Jitter(compute_us=60.0, copy_us=200.0)
 

@@ -16,7 +16,8 @@ from afore.transport.loopback import LoopbackNetwork
 from afore.transport.session import RoleContext
 from afore.workers.experts import ExpertStore, Store
 from afore.workers.ffn_world import CheckpointFfn
-from tests.workers.ffn_rig import F32, I32, Plans, Rig, Shape
+from tests.workers.ffn_parts import F32, I32, Plans, Shape
+from tests.workers.ffn_rig import Rig
 from tests.workers.random_plans import Answer, NoPlans, PlannerPlans, RandomPlans
 
 SHAPE = Shape(attention=2, ffn=3, microbatches=3, slots=2, layers=2, steps=4, experts=8, top_k=3, hidden=8, expert=12)

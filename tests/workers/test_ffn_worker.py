@@ -18,7 +18,8 @@ from afore.transport.feedback import FeedbackFlags, FeedbackRecord
 from afore.workers.device.profile import LAPTOP_EMULATED
 from afore.workers.slot_table import SlotState
 from afore.workers.tagged import TaggedStore
-from tests.workers.ffn_rig import Batch, Rig, Shape
+from tests.workers.ffn_parts import Batch, Shape
+from tests.workers.ffn_rig import Rig
 from tests.workers.random_plans import RandomPlans
 from tests.workers.storms import JITTER, emulated
 

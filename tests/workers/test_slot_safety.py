@@ -18,7 +18,7 @@ from afore.workers.migrator import Migrator, Readiness
 from afore.workers.reader import Reader
 from afore.workers.sequencer import Sequencer
 from afore.workers.slot_table import SlotTable
-from tests.workers.ffn_rig import Plans, Shape
+from tests.workers.ffn_parts import Plans, Shape
 from tests.workers.random_plans import PlannerPlans, RandomPlans
 from tests.workers.storms import Weather, storm
 

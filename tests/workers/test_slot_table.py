@@ -158,7 +158,7 @@ def test_nothing_starts_over_a_use_and_everything_starts_in_the_end(data: st.Dat
             uses[slot].append(sequence)
         waiting.append(sequence)
         start()
-        while waiting and data.draw(st.booleans()):
+        while waiting and bool(data.draw(st.booleans())):
             now = waiting.pop(0)
             slots.arrived(now)
             start()
