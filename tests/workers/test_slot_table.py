@@ -125,6 +125,7 @@ def test_report_is_complete_or_refused() -> None:
     assert [(r.layer, r.slot, r.expert, r.generation) for r in slots.report()] == [(0, 0, 0, 0)]
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_nothing_starts_over_a_use_and_everything_starts_in_the_end(data: st.DataObject) -> None:
     """Random plans of a scheduler that knows only its own projection; random progress of execution behind reading."""
