@@ -25,7 +25,7 @@ EXIT_USAGE = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from afore.core.errors import AforeError, CheckpointError, ConfigError, HostError
+    from afore.core.errors import AforeError, CheckpointError, ConfigError, HostError, RoleLost
 
     try:
         return _run(argv)
@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except AforeError as error:
         print(f"afore: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        usage = (ConfigError.__name__, CheckpointError.__name__, HostError.__name__)
+        # A role can meet what the checks beforehand could not see (memory that somebody else took in between).
+        return EXIT_USAGE if isinstance(error, RoleLost) and error.reason.startswith(usage) else EXIT_FAILED
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from afore.core.config import RunConfig
+from afore.core.errors import HostError
 from afore.core.slots import contiguous_primaries
-from afore.models.budget import memory_budget
+from afore.models.budget import MemoryBudget, memory_budget
 from afore.models.checkpoint import Checkpoint
 from afore.models.loading import verify_checkpoint
 from afore.scheduler.policies.registry import check_policy
 from afore.serving.door import request_limits
 from afore.serving.spec import checkpoint_path
+from afore.transport.layouts import layouts_for
 from afore.workers.kv_layout import kv_layout
+
+SHARED_MEMORY = "/dev/shm"
 
 
 def check(config: RunConfig) -> None:
@@ -26,17 +32,47 @@ def check(config: RunConfig) -> None:
         request_limits(config, checkpoint.spec)
 
 
-def describe_memory(config: RunConfig) -> list[str]:
-    """What each role will take, one line each, from the checkpoint's headers alone. Raises ``CheckpointError``."""
+def _budget(config: RunConfig) -> MemoryBudget:
     topology = config.topology
     with Checkpoint(checkpoint_path(config)) as checkpoint:
         primaries_E = contiguous_primaries(checkpoint.spec.num_experts, topology.ffn)
-        budget = memory_budget(
+        return memory_budget(
             checkpoint,
             primaries_per_worker=np.bincount(primaries_E, minlength=topology.ffn).tolist(),
             slots_per_worker=topology.slots_N,
             kv_layout=kv_layout(config, checkpoint.spec),
         )
+
+
+def check_shared_memory(config: RunConfig) -> None:
+    """Refuses a run whose experts, KV caches and exchanges do not fit into what /dev/shm has free now. Raises ``HostError``.
+
+    Whoever comes in between is noticed when a role registers its regions: this is only the clear word beforehand.
+    """
+    topology, budget = config.topology, _budget(config)
+    with Checkpoint(checkpoint_path(config)) as checkpoint:
+        layouts = layouts_for(config, checkpoint.spec)
+    needed = (
+        topology.attention * (budget.attention_kv + layouts.exchange.nbytes)
+        + sum(budget.ffn_weights_N)
+        + layouts.mailbox.nbytes
+        + layouts.ring.nbytes
+        + layouts.feedback.nbytes
+    )
+    status = os.statvfs(SHARED_MEMORY)
+    free = status.f_bavail * status.f_frsize
+    if needed > free:
+        raise HostError(
+            SHARED_MEMORY,
+            f"the topology needs {_mib(needed)} there and {_mib(free)} are free",
+            "lower batch.kv_blocks or topology.redundant_slots, remove what is there, or enlarge it "
+            f"(mount -o remount,size={-(-needed // 2**30) + 1}G {SHARED_MEMORY})",
+        )
+
+
+def describe_memory(config: RunConfig) -> list[str]:
+    """What each role will take, one line each, from the checkpoint's headers alone. Raises ``CheckpointError``."""
+    topology, budget = config.topology, _budget(config)
     ffn = budget.ffn_weights_N
     ffn_range = _mib(max(ffn)) if min(ffn) == max(ffn) else f"{_mib(min(ffn))} to {_mib(max(ffn))}"
     return [

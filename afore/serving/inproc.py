@@ -7,13 +7,13 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 
-from afore.core.clock import Clock
+from afore.core.clock import Clock, deadline
 from afore.core.config import RunConfig
 from afore.core.errors import AforeError, ConfigError, PeerLost, TransportError
 from afore.core.topology import DOOR, member_name
 from afore.core.virtual_fence import VirtualTimeError
 from afore.serving.checks import check
-from afore.serving.client import Client
+from afore.serving.client import HUB, Client
 from afore.serving.roles import RealWorld, World, run_role
 from afore.serving.spec import HUB_ADDRESS
 from afore.transport.api import Fabric
@@ -56,19 +56,21 @@ async def running_members(
     }
     try:
         async with contextlib.AsyncExitStack() as stack:
-            while True:
-                try:
-                    client = await stack.enter_async_context(
-                        Client.connect(own, HUB_ADDRESS, clock, timeout_us=config.times.control_s * 1e6)
-                    )
-                    break
-                except PeerLost:
-                    door = tasks[member_name(DOOR, 0)]
-                    if door.done():
-                        await door
-                        raise
-                    await clock.sleep_us(1_000)
-            await client.serving(timeout_us=config.times.join_s * 1e6)
+            join_us = config.times.join_s * 1e6
+            door = tasks[member_name(DOOR, 0)]
+            async with deadline(join_us, peer=HUB, operation="the client looking for the hub"):
+                while True:
+                    try:
+                        client = await stack.enter_async_context(
+                            Client.connect(own, HUB_ADDRESS, clock, timeout_us=config.times.control_s * 1e6)
+                        )
+                        break
+                    except PeerLost:
+                        if door.done():
+                            await door
+                            raise
+                        await clock.sleep_us(1_000)
+            await client.serving(timeout_us=join_us)
             yield client, tasks
             with contextlib.suppress(TransportError):  # a door that is gone cannot be told
                 await client.stop("the script ended it")

@@ -19,7 +19,6 @@ from afore.serving.spec import HUB_ADDRESS, ProcessSpec
 from afore.serving.supervisor import Exit, Supervisor
 from afore.transport.shm import ShmFabric
 
-
 SIGNALLED_GRACE_S = 2.0
 """How long roles have to end by themselves when the launcher is ended by a signal or an error."""
 

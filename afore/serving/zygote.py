@@ -139,12 +139,13 @@ class _Zygote:
 
 def _check(data: dict[str, Any]) -> dict[str, Any]:
     from afore.core.errors import CheckpointError, ConfigError, HostError
-    from afore.serving.checks import check, describe_memory
+    from afore.serving.checks import check, check_shared_memory, describe_memory
     from afore.serving.spec import config_from_json
 
     try:
         config = config_from_json(data)
         check(config)
+        check_shared_memory(config)
         return {"memory": describe_memory(config)}
     except ConfigError as error:
         return {"refused": ["ConfigError", error.field, error.problem, error.remedy]}
