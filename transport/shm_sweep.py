@@ -81,8 +81,9 @@ def _join(path: str) -> int:
                 path, "its parent directory does not exist", "make it, or choose another directory"
             ) from None
         except OSError as error:
-            what = "cannot make the run's directory"
-            raise host_error(error, path, what, "choose another run id or directory") from error
+            root = os.path.dirname(path)
+            remedy = f"let this user write there (ls -ld {root}; mount -o remount,rw {root}), or choose another directory"
+            raise host_error(error, path, "cannot make the run's directory", remedy) from error
         try:
             status = os.fstat(fd)
             if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.serving.launcher import Launcher, gone, run
+from tests.serving.launcher import PATIENCE_S, Launcher, gone, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -140,3 +142,22 @@ def test_what_cannot_be_is_refused_in_one_line(arguments: list[str], words: list
     assert stdout == ""
     for word in words:
         assert word in stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a private /dev/shm takes a mount namespace, which takes root")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("size=8m", ["/dev/shm", "needs", "8.0 MiB are free", "batch.kv_blocks"]),
+        ("size=64m,ro", ["/dev/shm", "Read-only", "remount"]),
+    ],
+)
+def test_no_room_or_no_permission_in_shared_memory_is_refused_in_one_line(options: str, words: list[str]) -> None:
+    mounted = f"mount -t tmpfs -o {options} tmpfs /dev/shm && exec {sys.executable} -m afore.launch --demo"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mounted], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in done.stderr
