@@ -91,7 +91,8 @@ class Publisher:
         bound = dict(self._bound_L[layer])
         records = self._bind(bound, layer, copies, sequence)
         at_layer = Target(layer, target.microbatch, target.step)
-        entry = self._entry(EntryKind.COPIES, at_layer, (), 0, (), records, CopyStart.NOW, cancels=-1)
+        nobody_A = (0,) * self._ring.layout.num_attention
+        entry = self._entry(EntryKind.COPIES, at_layer, nobody_A, 0, (), records, CopyStart.NOW, cancels=-1)
         self._publish(entry, bound)
         return entry
 

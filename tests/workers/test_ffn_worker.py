@@ -279,8 +279,9 @@ async def test_copies_of_start_arrival_begin_after_the_target_ahead() -> None:
 async def test_copies_ahead_of_any_target_land() -> None:
     async with emulated(SHAPE) as (rig, stores), rig.running():
         one = batch(rig, 0)
-        ahead = rig.entry(one, copies=[(0, 1, 0)], kind=EntryKind.COPIES)
-        await rig.publish_entry(ahead)
+        ahead = rig.publisher.copies(one.target, 0, [(0, 1, 0)])
+        assert ahead.kind is EntryKind.COPIES
+        await rig.ring_plan(ahead.sequence)
         await quiet(rig)
         assert rig.epochs[1].table.state(0, 0) == (0, ahead.sequence, SlotState.READY)
         await publish(rig, one, Share(0, 1, 0, 1, ahead.sequence))
