@@ -129,3 +129,12 @@ class Situation:
         primaries_E = rng.integers(0, N, E).astype(np.int32)
         slots_NR = rng.integers(0, E, (N, R)).astype(np.int32)
         return cls(config, primaries_E, rng), slots_NR, rng.integers(0, 1000, E) * (rng.random(E) < 0.8)
+
+    @classmethod
+    def copying(cls, seed: int) -> tuple[Situation, NDArray[np.int32]]:
+        """Every slot holds a replica and copies are free: long chains of copies. Also the slot table."""
+        rng = np.random.default_rng(seed)
+        N, E, R = int(rng.integers(3, 7)), int(rng.integers(4, 12)), int(rng.integers(1, 3))
+        config = PlannerConfig(num_experts=E, num_workers=N, slots_per_worker=R, tile_tokens=1, copy_budget=20)
+        primaries_E = rng.integers(0, N, E).astype(np.int32)
+        return cls(config, primaries_E, rng), rng.integers(0, E, (N, R)).astype(np.int32)

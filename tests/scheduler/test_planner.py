@@ -242,6 +242,7 @@ def test_the_buffers_parts_cover_it_without_overlap(E: int, N: int, R: int, C: i
 # Protected slots
 
 
+@pytest.mark.slow
 @given(depth=st.integers(0, 4), used=st.lists(st.lists(st.booleans(), min_size=3, max_size=3), max_size=8))
 def test_the_window_is_the_union_of_the_last_plans(depth: int, used: list[list[bool]]) -> None:
     window = ProtectedWindow(depth)
@@ -253,6 +254,7 @@ def test_the_window_is_the_union_of_the_last_plans(depth: int, used: list[list[b
     assert (protected_NR.tolist() if protected_NR is not None else [[False] * 3]) == [expected]
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32), depth=st.integers(0, 3))
 def test_no_slot_is_rebound_while_a_plan_in_flight_uses_it(seed: int, depth: int) -> None:
     rng = np.random.default_rng(seed)

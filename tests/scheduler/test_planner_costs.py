@@ -35,6 +35,7 @@ def test_migration_counts_the_busiest_port() -> None:
     assert exposed_us([(0, 1, 0)], primaries, costs) == 0
 
 
+@pytest.mark.slow
 @given(
     values=st.lists(st.floats(0, 1e6), max_size=40),
     recent=st.integers(1, 9),

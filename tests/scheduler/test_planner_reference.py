@@ -73,6 +73,29 @@ def test_core_equals_reference_in_crowded_placements(seeds: Sequence[int]) -> No
             demand_E = situation.rng.permutation(demand_E)
 
 
+SLOTS_FREED_BY_A_LATER_COPY = (2884, 3037, 8434, 13768, 14306, 17133, 26769, 36521, 45524, 47783)
+"""Seeds in which a worker without a safe slot gets one, because a later copy takes the work out of it."""
+COPIES_LEFT_WITHOUT_WORK = (829, 950, 5285, 9255, 26930, 27309, 28747, 28858, 29872, 33326)
+"""Seeds in which a new replica's tiles have all moved on when the search ends: its slot is in use nevertheless."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seeds", [SLOTS_FREED_BY_A_LATER_COPY, COPIES_LEFT_WITHOUT_WORK, range(100)], ids=lambda seeds: str(seeds[0])
+)
+def test_core_equals_reference_in_long_chains_of_copies(seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        situation, slots_NR = Situation.copying(seed)
+        planner = Planner(situation.config, situation.primaries_E)
+        reference = ReferencePlanner(situation.config, situation.primaries_E)
+        planner.adopt(slots_NR)
+        reference.adopt(slots_NR)
+        rng, E = situation.rng, situation.config.num_experts
+        for _ in range(3):
+            demand_E = rng.integers(0, 60, E) * (rng.random(E) < 0.6)
+            assert not differences(planner.plan(demand_E, costs=FREE), reference.plan(demand_E, costs=FREE)), seed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_workers", "slots"), [(2, 8), (4, 8), (8, 8), (8, 2), (16, 2), (33, 1)])
 def test_core_equals_reference_at_model_size(num_workers: int, slots: int) -> None:

@@ -63,6 +63,7 @@ def cases() -> list[Case]:
     return build_cases()
 
 
+@pytest.mark.slow
 def test_plans_are_accepted(cases: list[Case]) -> None:
     assert sum(bool(case.plan.copies) for case in cases) > 40
     assert sum(bool(case.plan.shares()) for case in cases) > 80
@@ -305,6 +306,7 @@ def test_mutated_plans_are_rejected(cases: list[Case], mutation: Callable[[Case]
     assert mutated >= 10
 
 
+@pytest.mark.slow
 def test_a_plan_is_rejected_on_other_ground(cases: list[Case]) -> None:
     """The same plan against a smaller budget, a protected slot, a split threshold, or another demand."""
     for case in cases:
