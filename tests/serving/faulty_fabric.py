@@ -1,0 +1,82 @@
+"""A loopback endpoint whose links do as a test says: stall, or swallow what they should carry."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from afore.transport.api import Buffer, Channel, ChannelHandler, Fabric, Lane, Link, MappedRegion, Region, RegionKey
+from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
+
+Weather = Callable[[str, str, Lane, int | None], Awaitable[bool]]
+"""(from, to, lane, immediate) of a write that has just been made, before its writer goes on: it may stall the writer.
+
+For a bell without bytes it is asked before: False swallows the bell.
+"""
+
+
+class FaultyLink:
+    """A ``Link`` under ``weather``."""
+
+    def __init__(self, link: Link, source: str, weather: Weather) -> None:
+        self._link = link
+        self._source = source
+        self._weather = weather
+
+    @property
+    def peer(self) -> str:
+        return self._link.peer
+
+    @property
+    def lane(self) -> Lane:
+        return self._link.lane
+
+    async def write(
+        self, remote: RegionKey, offset: int, data: Buffer, *, notify: int | None = None, timeout_us: float
+    ) -> None:
+        if data:
+            await self._link.write(remote, offset, data, notify=notify, timeout_us=timeout_us)
+            await self._weather(self._source, self.peer, self.lane, notify)
+        elif await self._weather(self._source, self.peer, self.lane, notify):
+            await self._link.write(remote, offset, data, notify=notify, timeout_us=timeout_us)
+
+    async def close(self) -> None:
+        await self._link.close()
+
+
+class FaultyFabric:
+    """A ``Fabric`` whose links are under ``weather``."""
+
+    def __init__(self, network: LoopbackNetwork, address: str, weather: Weather) -> None:
+        self._fabric: Fabric = LoopbackFabric(network, address)
+        self._weather = weather
+
+    @property
+    def name(self) -> str:
+        return self._fabric.name
+
+    @property
+    def address(self) -> str:
+        return self._fabric.address
+
+    @property
+    def maps_memory(self) -> bool:
+        return self._fabric.maps_memory
+
+    def register(self, nbytes: int, *, label: str) -> Region:
+        return self._fabric.register(nbytes, label=label)
+
+    def map(self, key: RegionKey, *, writable: bool = False) -> MappedRegion:
+        return self._fabric.map(key, writable=writable)
+
+    async def connect(self, address: str, lane: Lane, *, timeout_us: float) -> Link:
+        link = await self._fabric.connect(address, lane, timeout_us=timeout_us)
+        return FaultyLink(link, self.address, self._weather)
+
+    async def listen(self, address: str, handler: ChannelHandler) -> None:
+        await self._fabric.listen(address, handler)
+
+    async def dial(self, address: str, *, timeout_us: float) -> Channel:
+        return await self._fabric.dial(address, timeout_us=timeout_us)
+
+    async def close(self) -> None:
+        await self._fabric.close()
