@@ -33,6 +33,7 @@ class StreamChannel(asyncio.Protocol):
         self._peer = peer
         self._limit = limit
         self._transport: asyncio.Transport
+        self._connected = False
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._partial = bytearray()
         self._unread_bytes = 0
@@ -52,7 +53,10 @@ class StreamChannel(asyncio.Protocol):
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: channel, sock)
         except BaseException:
-            sock.close()
+            if channel._connected:
+                channel._transport.abort()
+            else:
+                sock.close()
             raise
         return channel
 
@@ -104,6 +108,7 @@ class StreamChannel(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not derive from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
+        self._connected = True
         self._transport.set_write_buffer_limits(high=UNSENT_LIMIT)
 
     def data_received(self, data: bytes) -> None:

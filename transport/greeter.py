@@ -35,7 +35,8 @@ class Greeter:
         self._timeout_us = timeout_us
         self._limit = limit
         self._listeners: dict[str, UnixListener] = {}
-        self._greetings: dict[asyncio.Task[None], None] = {}
+        self._greetings: dict[asyncio.Task[None], socket.socket] = {}
+        self._leaving: dict[asyncio.Task[None], socket.socket] = {}
 
     def listen(self, path: str, me: Identity, purposes: Callable[[], frozenset[Purpose]], welcome: Welcome) -> None:
         """Listens at ``path`` until ``close``. Raises ``HostError``, ``FileNotFoundError`` (no such folder)."""
@@ -43,14 +44,14 @@ class Greeter:
         def accepted(sock: socket.socket) -> None:
             while len(self._greetings) >= self._limit:
                 oldest = next(iter(self._greetings))
-                self._greetings.pop(oldest)
+                self._leaving[oldest] = self._greetings.pop(oldest)
                 oldest.cancel()
                 self._count("Crowded", path, "too many handshakes at once")
             task = asyncio.get_running_loop().create_task(
                 self._greet(sock, path, me, purposes(), welcome), name=f"greeting {path}"
             )
-            self._greetings[task] = None
-            task.add_done_callback(lambda done: self._forget(done))
+            self._greetings[task] = sock
+            task.add_done_callback(self._forget)
 
         self._listeners[path] = UnixListener(path, accepted)
 
@@ -59,7 +60,10 @@ class Greeter:
         return path in self._listeners
 
     def _forget(self, task: asyncio.Task[None]) -> None:
-        self._greetings.pop(task, None)
+        sock = self._greetings.pop(task, None) or self._leaving.pop(task, None)
+        if sock is not None and task.cancelled():
+            # A task that is cancelled before its first step never comes to close anything itself.
+            sock.close()
 
     async def _greet(
         self, sock: socket.socket, path: str, me: Identity, purposes: frozenset[Purpose], welcome: Welcome
@@ -92,7 +96,7 @@ class Greeter:
         for listener in self._listeners.values():
             listener.close()
         self._listeners.clear()
-        greetings = list(self._greetings)
+        greetings = [*self._greetings, *self._leaving]
         for task in greetings:
             task.cancel()
         if greetings:

@@ -296,6 +296,9 @@ class ShmFabric:
 
     async def _channel(self, sock: socket.socket, peer: str) -> StreamChannel:
         channel = await StreamChannel.over(sock, peer=peer, limit=self._config.message_limit)
+        if not self._open:
+            await channel.close()
+            self._require_open()
         self._channels[channel] = None
         channel.on_gone = self._forget_channel
         return channel

@@ -102,7 +102,8 @@ class ShmLink:
             raise self._drop(target)
         if self._turnstile or (notify is not None and not self._ring.has_room()):
             await self._wait_turn(remote, notify is not None, timeout_us)
-            if target.state[STATE_WORD] != LIVE:
+            # Another writer may have let go of the mapping meanwhile.
+            if self._targets.get(remote.token) is not target or target.state[STATE_WORD] != LIVE:
                 raise self._drop(target)
         # From here on nothing suspends: bytes and notification go together or not at all.
         if nbytes:

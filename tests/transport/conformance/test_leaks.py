@@ -8,7 +8,7 @@ import os
 import pytest
 
 from afore.core.errors import TransportError
-from afore.transport.api import Channel, Lane
+from afore.transport.api import Channel, Lane, Link
 from tests.transport.conformance.helpers import TIMEOUT_US, take
 from tests.transport.conformance.worlds import StreamWorld, World
 
@@ -93,6 +93,66 @@ async def test_long_lived_links_let_go_of_regions_of_earlier_epochs(world: World
         counts.append((descriptors(), mappings()))
         region.close()
     assert counts[2] == counts[-1]
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_closing_amid_connections_leaves_nothing(world: World, turns: int) -> None:
+    counts = []
+    for _ in range(3):
+        near, far = world.fabric("near"), world.fabric("far")
+
+        async def handler(channel: Channel) -> None:
+            await channel.receive(timeout_us=None)
+
+        await far.listen(world.channel_address("hub"), handler)
+        tasks: list[asyncio.Task[object]] = []
+        for _ in range(3):
+            tasks.append(asyncio.create_task(near.connect(far.address, Lane.DATA, timeout_us=TIMEOUT_US)))
+            tasks.append(asyncio.create_task(near.dial(world.channel_address("hub"), timeout_us=TIMEOUT_US)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await (near if turns % 2 else far).close()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert not isinstance(result, BaseException) or isinstance(result, TransportError)
+        await near.close()
+        await far.close()
+        assert world.residue() == []
+        counts.append((descriptors(), mappings()))
+    assert counts[1] == counts[2]
+
+
+async def test_cancelled_connections_leave_nothing(world: World) -> None:
+    near, far = world.fabric("near"), world.fabric("far")
+    held: list[Channel] = []
+
+    async def handler(channel: Channel) -> None:
+        held.append(channel)
+
+    await far.listen(world.channel_address("hub"), handler)
+    counts = []
+    for turns in [*range(25), 25]:
+        for attempt in (
+            near.connect(far.address, Lane.DATA, timeout_us=TIMEOUT_US),
+            near.dial(world.channel_address("hub"), timeout_us=TIMEOUT_US),
+        ):
+            task: asyncio.Task[Link | Channel] = asyncio.create_task(attempt)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            try:
+                made = await task
+                await made.close()
+            except asyncio.CancelledError:
+                pass
+        # The far side has seen every end once a later connection has come and gone, and its channels are closed.
+        probe = await near.connect(far.address, Lane.DATA, timeout_us=TIMEOUT_US)
+        await probe.close()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        for channel in held:
+            await channel.close()
+        counts.append((descriptors(), mappings()))
+    assert counts[-1] <= max(counts[1:5])
 
 
 async def test_failed_connections_leave_nothing(stream_world: StreamWorld) -> None:

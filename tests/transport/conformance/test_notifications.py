@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from afore.core.errors import DeadlineExceeded, LinkClosed, PeerLost
+from afore.core.errors import DeadlineExceeded, LinkClosed, PeerLost, RegionRevoked
 from afore.transport.api import Lane, Link, Region
 from tests.transport.conformance.helpers import AT_ONCE_US, TIMEOUT_US, immediates, pair, started, take
 from tests.transport.conformance.worlds import CREDITS, World
@@ -192,6 +192,25 @@ async def test_closing_a_link_ends_its_waiting_writers(world: World) -> None:
         with pytest.raises(LinkClosed):
             await task
     assert await immediates(region, CREDITS) == list(range(CREDITS))
+
+
+async def test_a_region_that_closes_ends_its_waiting_writers_and_lets_the_others_pass(world: World) -> None:
+    far = world.fabric("far")
+    link, region = await pair(world.fabric("near"), far)
+    other = far.register(8, label="other")
+    for number in range(CREDITS):
+        await link.write(region.key, 0, b"", notify=number, timeout_us=TIMEOUT_US)
+    if world.bulk < 10_000:
+        await asyncio.sleep(0.01)  # let all of it land, so that closing gives the credit back
+    waiting = [asyncio.create_task(link.write(region.key, 0, b"", notify=1, timeout_us=TIMEOUT_US)) for _ in range(3)]
+    passing = asyncio.create_task(link.write(other.key, 0, b"", notify=7, timeout_us=TIMEOUT_US))
+    await started(*waiting, passing)
+    region.close()
+    for task in waiting:
+        with pytest.raises(RegionRevoked):
+            await task
+    await passing
+    assert await immediates(other, 1) == [7]
 
 
 async def test_a_peer_that_closes_ends_waiting_writers(world: World) -> None:
