@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from afore.core.config import RunConfig
-from afore.core.errors import HostError
+from afore.core.errors import ConfigError, HostError
 from afore.core.slots import contiguous_primaries
 from afore.models.budget import MemoryBudget, memory_budget
 from afore.models.checkpoint import Checkpoint
@@ -45,10 +45,13 @@ def _budget(config: RunConfig) -> MemoryBudget:
 
 
 def check_shared_memory(config: RunConfig) -> None:
-    """Refuses a run whose experts, KV caches and exchanges do not fit into what /dev/shm has free now. Raises ``HostError``.
+    """Refuses a run whose experts, KV caches and exchanges do not fit into what /dev/shm has free now. Raises ``HostError``,
+    ``ConfigError`` for a fabric that processes cannot use.
 
     Whoever comes in between is noticed when a role registers its regions: this is only the clear word beforehand.
     """
+    if config.topology.fabric == "loopback":
+        raise ConfigError("topology.fabric", "loopback does not reach other processes", "use shm or auto")
     topology, budget = config.topology, _budget(config)
     with Checkpoint(checkpoint_path(config)) as checkpoint:
         layouts = layouts_for(config, checkpoint.spec)

@@ -12,7 +12,7 @@ from pathlib import Path
 from afore.core import control
 from afore.core.clock import Clock
 from afore.core.config import RunConfig
-from afore.core.errors import ConfigError, DeadlineExceeded, PeerLost, RoleLost, TransportError
+from afore.core.errors import DeadlineExceeded, PeerLost, RoleLost, TransportError
 from afore.core.topology import member_name
 from afore.serving.client import Client
 from afore.serving.spec import HUB_ADDRESS, ProcessSpec
@@ -58,8 +58,6 @@ async def running_processes(
     ``supervisor`` is one that the caller has begun already, so that its fork server imports while the caller does.
     Raises ``RoleLost`` when one ends on the way or while the block runs (the block is cancelled for it).
     """
-    if config.topology.fabric == "loopback":
-        raise ConfigError("topology.fabric", "loopback does not reach other processes", "use shm or auto")
     async with contextlib.AsyncExitStack() as stack:
         if supervisor is None:
             supervisor = await stack.enter_async_context(Supervisor())

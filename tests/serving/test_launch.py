@@ -102,6 +102,7 @@ def test_the_roles_end_when_the_launcher_is_killed() -> None:
     processes = launcher.processes()
     launcher.process.kill()
     assert gone(processes, GONE_S) == []
+    assert launcher.end(1.0)[0] == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("role", ["ffn-1", "attention-0", "scheduler-0", "prefill-0", "door-0"])

@@ -12,7 +12,7 @@ import pytest
 
 from afore import Cluster, RunConfig, Topology
 from afore.cluster import complete_all
-from afore.core.config import BatchOptions, CostOptions, PlannerOptions
+from afore.core.config import BatchOptions, CostOptions, DeviceOptions, PlannerOptions
 from afore.models.bundle import bundled_model_path, bundled_prompts
 from afore.models.reference import Reference, random_checkpoint
 from afore.models.tokenizer import Tokenizer
@@ -21,6 +21,7 @@ from tests.serving.exact import MARGIN, differences
 MOVING = RunConfig(
     planner=PlannerOptions(tile_tokens=1),
     costs=CostOptions(tile_us=100.0, copy_us=1.0, window_us=10_000.0, adapt=False),
+    device=DeviceOptions(threads=False),
 )
 """Small tiles, dear compute, cheap copies: the planner moves experts for nearly every target."""
 
@@ -60,7 +61,7 @@ async def test_64_prompts_of_the_bundled_model_in_one_process(policy: str, refer
 @pytest.mark.processes
 async def test_64_prompts_of_the_bundled_model_in_real_processes(reference: Reference) -> None:
     prompts = prompts_of(Tokenizer(bundled_model_path()), 64)
-    async with Cluster.start(Topology(), config=MOVING) as cluster:
+    async with Cluster.start(Topology(), config=dataclasses.replace(MOVING, device=DeviceOptions())) as cluster:
         outputs = await complete_all(cluster, prompts, max_new_tokens=24)
         stats = await cluster.stats()
     ours = [[token.id for token in tokens] for tokens in outputs]
