@@ -82,7 +82,9 @@ def _join(path: str) -> int:
             ) from None
         except OSError as error:
             root = os.path.dirname(path)
-            remedy = f"let this user write there (ls -ld {root}; mount -o remount,rw {root}), or choose another directory"
+            remedy = (
+                f"let this user write there (ls -ld {root}; mount -o remount,rw {root}), or choose another directory"
+            )
             raise host_error(error, path, "cannot make the run's directory", remedy) from error
         try:
             status = os.fstat(fd)
