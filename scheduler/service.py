@@ -87,6 +87,8 @@ class Planning:
         self._given_up: dict[int, int] = {}
         """The last step of each microbatch that lost a target: none of its later targets is published."""
         self._waiting_for_assign: dict[Target, Complete] = {}
+        self._inputs_seen: dict[Target, int] = {}
+        """Attention workers whose inputs of a target have come, for policies that wait for them."""
         self._to_plan: deque[tuple[Complete, bool]] = deque()
         """Targets for the policy, and whether it is their inputs that have come (else their demand)."""
         self._planning = False
@@ -149,6 +151,7 @@ class Planning:
         self._tracer.span("plan", complete.target, start_ns, planned_ns, sequence=sequence)
         if not any(isinstance(action, Assign) for action in actions):
             self._waiting_for_assign[complete.target] = complete
+            await self._ask_with_inputs(complete.target)
         await self._act(actions, complete)
         self._tracer.span("publish", complete.target, planned_ns, self._clock.now_ns(), sequence=sequence)
         target = complete.target
@@ -244,9 +247,7 @@ class Planning:
     async def _take_record(self, record: FeedbackRecord) -> None:
         entry = self._in_flight.get(record.sequence)
         if record.flags & FeedbackFlags.INPUTS:
-            complete = self._waiting_for_assign.pop(record.target, None)
-            if complete is not None:
-                await self._plan_all((complete,), inputs=True)
+            await self._inputs_arrived(record.target)
             return
         if record.flags & FeedbackFlags.MISSING:
             if entry is not None and record.sequence not in self._aborting:
@@ -278,6 +279,23 @@ class Planning:
             target = entry.target
             await self._report(control.StepAborted(target.microbatch, target.step, target.layer))
 
+    async def _inputs_arrived(self, target: Target) -> None:
+        """One attention worker's inputs are there; with the last participant's the policy is asked again."""
+        if self._is_given_up(target):
+            return
+        self._inputs_seen[target] = self._inputs_seen.get(target, 0) + 1
+        await self._ask_with_inputs(target)
+
+    async def _ask_with_inputs(self, target: Target) -> None:
+        complete = self._waiting_for_assign.get(target)
+        if complete is None:
+            return
+        participants = sum(tokens > 0 for tokens in complete.tokens_A)
+        if self._inputs_seen.get(target, 0) >= participants:
+            del self._waiting_for_assign[target]
+            del self._inputs_seen[target]
+            await self._plan_all((complete,), inputs=True)
+
     async def _abort(self, entry: PlanEntry) -> None:
         target = entry.target
         self._aborting.add(entry.sequence)
@@ -285,6 +303,8 @@ class Planning:
         self._book.drop(target.microbatch, target.step)
         for waiting in [t for t in self._waiting_for_assign if self._is_given_up(t)]:
             del self._waiting_for_assign[waiting]
+        for seen in [t for t in self._inputs_seen if self._is_given_up(t)]:
+            del self._inputs_seen[seen]
         self._stats.counters["aborts"] += 1
         self._tracer.instant("abort", self._clock.now_ns(), target, sequence=entry.sequence)
         await self._room()

@@ -189,6 +189,12 @@ class InputReader:
         self._words = publishing_words(region)
         self._views = tuple(layout.input_arrays(region, m) for m in range(layout.num_microbatches))
 
+    def holds(self, microbatch: int) -> Target | None:
+        """The target whose inputs the slot holds; None before the first of this epoch."""
+        word = self._layout.input_offset(microbatch) // WORD
+        target = self._words[word]
+        return Target.from_word(target) if target and self._words[word + _EPOCH_WORD] == self._epoch else None
+
     def read(self, microbatch: int, target: Target) -> Inputs | None:
         """Views hidden [T, D], ids [T, K], weights [T, K] once the slot holds ``target``; None before.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from afore.core.errors import WireError
 from afore.transport.api import Region
@@ -20,6 +21,8 @@ class Belfry:
         """A set of verdicts is complete."""
         self.inputs = asyncio.Event()
         """Inputs of some target have come. The sequencer also wakes itself with it."""
+        self.on_inputs: Callable[[int, int], None] | None = None
+        """Also told (attention worker, microbatch) of every input bell."""
 
     async def run(self) -> None:
         """Listens. Raises ``RegionRevoked`` once the region is closed, ``WireError`` for a bell that is not for an FFN worker."""
@@ -35,3 +38,5 @@ class Belfry:
                 if event is None:
                     raise WireError(notification.peer, f"rang {bell.kind.name} at an FFN worker", "do versions agree?")
                 event.set()
+                if bell.kind is BellKind.INPUTS and self.on_inputs is not None:
+                    self.on_inputs(bell.rank, bell.microbatch)

@@ -16,12 +16,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from afore.core import control
 from afore.core.errors import WireError
 from afore.core.slots import StoreLayout, contiguous_primaries
 from afore.core.topology import ATTENTION, FFN, SCHEDULER
 from afore.models.config import ModelSpec
+from afore.scheduler.policies.registry import policy_wants_inputs
 from afore.transport import bells
 from afore.transport.api import Lane, Link, MappedRegion, Region, RegionKey
 from afore.transport.layouts import Layouts, layouts_for
@@ -34,6 +36,7 @@ from afore.workers.experts import Store, StoreShape, store_shapes
 from afore.workers.ffn_world import FfnParts, FfnWorld, Peer
 from afore.workers.group.base import Group
 from afore.workers.group.shared import AttentionPeer
+from afore.workers.inputs_watch import InputsWatch
 from afore.workers.migrator import Migrator
 from afore.workers.reader import Reader
 from afore.workers.reports import Reports
@@ -173,6 +176,7 @@ async def connect(
         ring=ring,
         reports=reports,
         neighbours=neighbours,
+        epoch=directory.epoch,
     )
 
 
@@ -191,6 +195,7 @@ class Epoch:
         ring: RingReader,
         reports: Reports,
         neighbours: list[tuple[Link, RegionKey]],
+        epoch: int,
     ) -> None:
         topology, times, spec = ctx.config.topology, ctx.config.times, worker.spec
         self._store = worker.store
@@ -208,6 +213,7 @@ class Epoch:
             primaries_E=self._primaries_E,
         )
         self.belfry = belfry
+        self._inputs_watch = self._watch(ctx, belfry, group, reports, epoch)
         self.migrator = Migrator(
             name=ctx.name,
             table=self.table,
@@ -255,6 +261,15 @@ class Epoch:
             verdict_timeout_us=times.verdict_s * 1e6,
         )
 
+    @staticmethod
+    def _watch(ctx: RoleContext, belfry: Belfry, group: Group, reports: Reports, epoch: int) -> InputsWatch | None:
+        """Where the policy wants to know when inputs have come, one worker tells it."""
+        if ctx.rank != 0 or not policy_wants_inputs(ctx.config.policy):
+            return None
+        watch = InputsWatch(group.arrived, partial(reports.inputs, epoch))
+        belfry.on_inputs = watch.rang
+        return watch
+
     async def serve(self, hub: HubSession) -> None:
         """Serves until the hub stops the cluster (``Stopped``) or something fails."""
         async with crew() as tasks:
@@ -273,6 +288,8 @@ class Epoch:
             "sequencer": self.sequencer.run(),
             "completer": self.sequencer.complete(),
         }
+        if self._inputs_watch is not None:
+            coros["inputs"] = self._inputs_watch.run()
         return [tasks.create_task(coro, name=f"{self._name} {name}") for name, coro in coros.items()]
 
     async def _ring_neighbours(self, sequence: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from afore.core.plan import PlanEntry
+from afore.core.target import Target
 from afore.transport import bells
 from afore.transport.api import Link, RegionKey
 from afore.transport.feedback import FeedbackFlags, FeedbackLayout, FeedbackRecord, FeedbackWriter
@@ -50,6 +51,12 @@ class Reports:
     async def missing(self, entry: PlanEntry) -> None:
         """The target's inputs are late: the scheduler aborts it, or they come after all."""
         await self._short(entry, FeedbackFlags.MISSING)
+
+    async def inputs(self, epoch: int, target: Target) -> None:
+        """An attention worker's inputs of a target are here, which has no entry yet."""
+        await self._send(
+            FeedbackRecord(epoch=epoch, sequence=0, worker=self._rank, target=target, flags=FeedbackFlags.INPUTS)
+        )
 
     async def skipped(self, turn: Turn) -> None:
         """The target was aborted and this worker has passed it: a record without work."""

@@ -44,6 +44,11 @@ def check_policy(name_or_path: str) -> None:
     _find(name_or_path)
 
 
+def policy_wants_inputs(name_or_path: str) -> bool:
+    """Whether the policy's class asks for ``on_inputs``: FFN workers report arrivals only then. Raises as ``check_policy``."""
+    return bool(getattr(_find(name_or_path), "wants_inputs", False))
+
+
 def _find(name_or_path: str) -> Callable[[PolicyContext], Policy]:
     if name_or_path in POLICIES:
         return POLICIES[name_or_path]

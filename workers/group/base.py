@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from afore.core.plan import PlanEntry
+from afore.core.target import Target
 from afore.workers.device.base import Stream
 from afore.workers.staging import Staging
 
@@ -18,6 +19,10 @@ class Group(Protocol):
 
     def missing(self, entry: PlanEntry) -> tuple[int, ...]:
         """The attention workers whose inputs of this target have not come here; empty: gather may be enqueued."""
+        ...
+
+    def arrived(self, attention: int, microbatch: int) -> Target | None:
+        """The target whose inputs that attention worker's slot of the microbatch holds, planned or not."""
         ...
 
     def gather(self, stream: Stream, entry: PlanEntry, staging: Staging) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from afore.core.plan import PlanEntry
+from afore.core.target import Target
 from afore.transport import bells
 from afore.transport.api import Link, MappedRegion, RegionKey
 from afore.transport.exchange import ExchangeLayout, InputReader, Inputs, ReplyBuffer
@@ -46,6 +47,10 @@ class SharedGroup:
     def missing(self, entry: PlanEntry) -> tuple[int, ...]:
         """See ``Group.missing``. The header says whether the rows are there; a bell is only the reason to look."""
         return tuple(a for a, tokens in enumerate(entry.tokens_A) if tokens and self._inputs(entry, a) is None)
+
+    def arrived(self, attention: int, microbatch: int) -> Target | None:
+        """See ``Group.arrived``."""
+        return self._readers_A[attention].holds(microbatch)
 
     def gather(self, stream: Stream, entry: PlanEntry, staging: Staging) -> None:
         """See ``Group.gather``: nothing is copied where one attention worker has all rows."""
