@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from afore.models.bundle import bundled_model_path
 from tests.serving.launcher import PATIENCE_S, Launcher, gone, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -143,6 +145,58 @@ def test_what_cannot_be_is_refused_in_one_line(arguments: list[str], words: list
     assert stdout == ""
     for word in words:
         assert word in stderr
+
+
+def broken_checkpoint(directory: Path, how: str) -> Path:
+    """The bundled model with one thing wrong."""
+    shutil.copytree(bundled_model_path(), directory)
+    config = json.loads((directory / "config.json").read_text())
+    weights = directory / "model.safetensors"
+    if how == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-1000])
+    elif how == "no weights":
+        weights.unlink()
+    elif how == "family":
+        config |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    elif how == "quantised":
+        config["quantization_config"] = {"quant_method": "fp8"}
+    elif how == "shapes":
+        config["moe_intermediate_size"] = 64
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("truncated", ["model.safetensors"]),
+        ("no weights", ["safetensors"]),
+        ("family", ["llama", "glm4_moe"]),
+        ("quantised", ["fp8"]),
+        ("shapes", ["shape"]),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_served_is_refused_in_one_line(tmp_path: Path, how: str, words: list[str]) -> None:
+    model = broken_checkpoint(tmp_path / "model", how)
+    launcher = Launcher("--model", str(model), "--demo")
+    processes = launcher.processes()
+    status, stdout, stderr = launcher.end()
+    assert status == 2, stderr
+    assert stdout == ""
+    assert len(stderr.strip().splitlines()) == 1
+    for word in [str(model), *words]:
+        assert word in stderr
+    assert gone(processes, GONE_S) == []
+    assert launcher.leftovers() == []
+
+
+def test_the_default_topology_stays_below_two_gibibytes() -> None:
+    launcher = Launcher()
+    launcher.wait_for("ready after")
+    pss = sum(process.memory_full_info().pss for process in launcher.processes())
+    launcher.signal(signal.SIGTERM)
+    assert launcher.end()[0] == 0
+    assert pss < 2 * 2**30
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a private /dev/shm takes a mount namespace, which takes root")

@@ -111,6 +111,35 @@ def random_models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     }
 
 
+PROMPTS = [[1, *range(5, 5 + 3 * n + 1)] for n in range(7)]
+COUNTS = [2 + 3 * n for n in range(7)]
+
+
+async def coming_and_going(cluster: Cluster, prompts: list[list[int]], counts: list[int]) -> list[list[int]]:
+    """The outputs, while requests join and leave in mid-stream: every second one starts when the last but one is half done, and
+    each is accompanied by a request that is given up after two tokens. Steps in which workers have no tokens are many.
+    """
+    ours: list[list[int]] = [[] for _ in prompts]
+    halfway = [asyncio.Event() for _ in prompts]
+
+    async def one(index: int) -> None:
+        if index % 2 == 0 and index >= 2:
+            await halfway[index - 2].wait()
+        async for token in cluster.generate(prompts[index], max_new_tokens=counts[index]):
+            ours[index].append(token.id)
+            if 2 * len(ours[index]) >= counts[index]:
+                halfway[index].set()
+        halfway[index].set()
+
+    async def given_up(index: int) -> None:
+        async for token in cluster.generate(prompts[index][:3], max_new_tokens=50, ignore_eos=True):
+            if token.index == 1:
+                break
+
+    await asyncio.gather(*(f(index) for index in range(len(prompts)) for f in (one, given_up)))
+    return ours
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", pairwise(AXES), ids=lambda case: "-".join(map(str, case.values())))
 async def test_random_models_over_pairwise_shapes(
@@ -123,21 +152,39 @@ async def test_random_models_over_pairwise_shapes(
         redundant_slots=case["redundant_slots"],
     )
     model = random_models[case["experts"]]
-    reference = Reference(model)
-    prompts = [[1, *range(5, 5 + 3 * n + 1)] for n in range(7)]
-    counts = [2 + 3 * n for n in range(7)]
+    prompts, counts = PROMPTS, COUNTS
     config = dataclasses.replace(MOVING, batch=BatchOptions(max_num_seqs=6, block_tokens=4))
     async with Cluster.start(topology, inproc=True, config=config, model=model) as cluster:
-        ours: list[list[int]] = [[] for _ in prompts]
-
-        async def one(index: int) -> None:
-            async for token in cluster.generate(prompts[index], max_new_tokens=counts[index]):
-                ours[index].append(token.id)
-
-        await asyncio.gather(*(one(index) for index in range(len(prompts))))
+        ours = await coming_and_going(cluster, prompts, counts)
         stats = await cluster.stats()
-    found = differences(reference, prompts, ours, counts)
+    found = differences(Reference(model), prompts, ours, counts)
     record_property("differences", [str(difference) for _, difference in found])
     record_property("copies", stats["migration"]["copies"])
     assert all(difference.margin < MARGIN for _, difference in found)
     assert stats["counters"]["targets"] > 0
+
+
+PROCESS_CASES = (
+    Topology(attention=2, ffn=3, microbatches=2, redundant_slots=2),
+    Topology(attention=3, ffn=5, prefill=2, microbatches=3, redundant_slots_per_worker=(2, 0, 1, 1, 3)),
+    Topology(attention=1, ffn=1, microbatches=1, redundant_slots=0),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(("topology", "experts"), list(zip(PROCESS_CASES, (10, 4, 16), strict=True)))
+async def test_random_models_in_real_processes(
+    topology: Topology, experts: int, random_models: dict[int, Path], record_property: Callable[[str, object], None]
+) -> None:
+    model = random_models[experts]
+    config = dataclasses.replace(MOVING, batch=BatchOptions(max_num_seqs=6, block_tokens=4), device=DeviceOptions())
+    async with Cluster.start(topology, config=config, model=model) as cluster:
+        ours = await coming_and_going(cluster, PROMPTS, COUNTS)
+        stats = await cluster.stats()
+    found = differences(Reference(model), PROMPTS, ours, COUNTS)
+    record_property("differences", [str(difference) for _, difference in found])
+    assert all(difference.margin < MARGIN for _, difference in found)
+    if topology.ffn > 1:
+        assert stats["migration"]["copies"] > 0
+        assert stats["counters"]["replica_pairs"] > 0
