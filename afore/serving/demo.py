@@ -26,8 +26,8 @@ from afore.models.bundle import Prompt, bundled_prompts
 SHOWN_PER_DOMAIN = 1
 SHOWN_MOST = 4
 LAPTOP = (
-    "On one machine these figures show that the mechanism works (copies land before their targets need them, loads even out,"
-    " tokens stay the same); they say nothing of throughput on GPUs, where experts are a thousand times larger."
+    "On one machine these figures show that the mechanism works (loads even out, copies run under earlier targets, tokens stay the"
+    " same); they say nothing of throughput on GPUs, where experts are a thousand times larger and workers do not share cores."
 )
 
 
