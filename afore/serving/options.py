@@ -163,7 +163,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[LaunchOptions, RunConfig]:
     parser = build_parser()
     values = parser.parse_args([_underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)])
     values.pop("config", None)
-    parts = parser.instantiate_classes(values)
+    parts = parser.instantiate(values)
     launch_names = {field.name for field in dataclasses.fields(LaunchOptions)}
     given = {name: getattr(parts, name) for name in launch_names}
     run = {field.name: getattr(parts, field.name) for field in dataclasses.fields(RunConfig)}
