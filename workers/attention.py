@@ -1,9 +1,10 @@
 """The attention role: attention, gate and sampling for its share of every microbatch, and the KV cache of its requests.
 
 A life: load all but the routed experts; per epoch register the exchange (input and reply slots) and the KV storage, link to the
-scheduler and to every FFN worker; then serve until the hub says stop. Three loops run side by side, and at most M steps:
+scheduler and to every FFN worker; then serve until the hub says stop. Four loops run side by side, and at most M steps:
 
 - control: reservations and releases of KV blocks, steps and their cancellation;
+- reservations: answered as soon as their answer is certain;
 - reply bells: an FFN worker has written its partial rows;
 - KV bells: a prefill worker has written the last byte of a request's blocks.
 """
@@ -31,6 +32,7 @@ from afore.workers.crew import crew, reporting
 from afore.workers.kv_layout import kv_layout
 from afore.workers.kv_pool import KvPool
 from afore.workers.outbound import Doors, Outbound
+from afore.workers.reservations import Reservations
 from afore.workers.steps import Steps
 
 
@@ -120,6 +122,7 @@ async def _connect(
         timeout_us=ctx.config.times.control_s * 1e6,
     )
     pool = KvPool(BlockAllocator(regions.kv_layout.num_blocks), block_tokens=regions.kv_layout.block_tokens)
+    room = asyncio.Event()
     steps = Steps(
         model=weights.open(regions.kv_layout, regions.kv.buffer),
         compute=world.compute(ctx),
@@ -129,25 +132,31 @@ async def _connect(
         num_ffn=ctx.config.topology.ffn,
         reply_timeout_us=ctx.config.times.step_s * 1e6,
         report=ctx.hub.send,
+        unpinned=room.set,
     )
-    return Epoch(ctx.hub, regions.exchange, regions.kv, pool, steps)
+    return Epoch(ctx.hub, regions.exchange, regions.kv, pool, steps, room)
 
 
 class Epoch:
-    """One epoch's service."""
+    """One epoch's service. ``room`` is set when blocks may have become free."""
 
-    def __init__(self, hub: HubSession, exchange: Region, kv: Region, pool: KvPool, steps: Steps) -> None:
+    def __init__(
+        self, hub: HubSession, exchange: Region, kv: Region, pool: KvPool, steps: Steps, room: asyncio.Event
+    ) -> None:
         self._hub = hub
         self._exchange = exchange
         self._kv = kv
         self._pool = pool
         self._steps = steps
+        self._room = room
+        self._reservations = Reservations(pool)
 
     async def serve(self) -> None:
         """Serves until the hub stops the cluster (``Stopped``) or something fails."""
         async with crew() as group:
             group.create_task(self._hear_replies(), name="reply bells")
             group.create_task(self._hear_prefill(), name="kv bells")
+            group.create_task(self._answer_reservations(), name="reservations")
             while True:
                 await self._obey(await self._hub.receive(), group)
 
@@ -158,10 +167,12 @@ class Epoch:
             case control.CancelStep():
                 self._steps.cancel(message)
             case control.Reserve():
-                blocks = self._pool.reserve(message.request, message.tokens, message.sampling)
-                await self._hub.send(control.Reserved(message.request, blocks))
+                self._reservations.ask(message)
+                self._room.set()
             case control.Release():
+                self._reservations.withdraw(message.request)
                 self._pool.release(message.request, quarantine=message.quarantine)
+                self._room.set()
             case control.Watch():
                 pass  # whoever wants spans has them from the tracer
             case _:
@@ -174,10 +185,18 @@ class Epoch:
                 if reply.kind is BellKind.REPLY:
                     self._steps.replied(reply.microbatch, reply.rank)
 
+    async def _answer_reservations(self) -> None:
+        while True:
+            await self._room.wait()
+            self._room.clear()
+            for answer in self._reservations.answers():
+                await self._hub.send(answer)
+
     async def _hear_prefill(self) -> None:
         while True:
             for bell in await self._kv.notified(timeout_us=None):
                 arrived = decode(bell.immediate)
                 request = self._pool.arrived(arrived.value) if arrived.kind is BellKind.KV else None
+                self._room.set()
                 if request is not None:
                     await self._hub.send(control.KvReady(request))

@@ -74,7 +74,7 @@ class _Flight:
 
 
 class Steps:
-    """Runs the steps that the engine announces; ``report`` takes each step's tokens."""
+    """Runs the steps that the engine announces; ``report`` takes each step's tokens, ``unpinned`` hears that blocks may be free."""
 
     def __init__(
         self,
@@ -87,6 +87,7 @@ class Steps:
         num_ffn: int,
         reply_timeout_us: float,
         report: Callable[[control.StepDone], Awaitable[None]],
+        unpinned: Callable[[], None],
     ) -> None:
         self._model = model
         self._compute = compute
@@ -96,6 +97,7 @@ class Steps:
         self._num_ffn = num_ffn
         self._reply_timeout_us = reply_timeout_us
         self._report = report
+        self._unpinned = unpinned
         self._flights: dict[int, _Flight] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -144,6 +146,7 @@ class Steps:
                 del self._flights[work.microbatch]
         finally:
             self._pool.unpin(_requests(work))
+            self._unpinned()
 
     async def _forward(self, flight: _Flight) -> tuple[int, ...]:
         model, run = self._model, self._compute.run

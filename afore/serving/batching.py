@@ -5,8 +5,9 @@ requests spread over the attention workers; requests join and leave at their mic
 takes no part in a step.
 
 A request's life: waiting → reserving (KV blocks on its attention worker) → prefilling → ready → running → ended. It joins only
-when its first token *and* its KV have arrived, and never if the first token ends it. Should a client cancel while prefill may
-still write, the blocks stay in quarantine until prefill says it is done; while a step may still write, until that step's end.
+when its first token *and* its KV have arrived, and never if the first token ends it. Should it end while prefill's writes may be
+under way, its attention worker keeps the blocks in quarantine until they have landed; while a step may still write, until that
+step's end.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Request:
     produced: list[int] = field(default_factory=list)
     kv_ready: bool = False
     prefill_done: bool = False
+    asked_after: int = 0
+    """Releases that its attention worker had been sent when it was asked for blocks."""
 
     @property
     def tokens_reserved(self) -> int:
@@ -96,6 +99,7 @@ class Batcher:
         """Requests that hold a seat of (attention worker, microbatch), from admission to their end."""
         self._no_room: set[int] = set()
         """Attention workers that refused a reservation; asked again after one of their requests ends."""
+        self._releases_A = [0] * topology.attention
         self._next_number = 0
         self._next_prefill = 0
         self._out: list[tuple[Destination, control.Message]] = []
@@ -145,7 +149,9 @@ class Batcher:
         if request is None or request.state is not State.RESERVING:
             return
         if not reserved.blocks:
-            self._no_room.add(attention)
+            # What was released while the refusal was under way may be room enough: then nothing else would bring us back here.
+            if self._releases_A[attention] == request.asked_after:
+                self._no_room.add(attention)
             self._seats_AM[request.attention][request.microbatch] -= 1
             request.state = State.WAITING
             request.attention = request.microbatch = -1
@@ -170,13 +176,6 @@ class Batcher:
         if request is None:
             return
         request.prefill_done = True
-        if request.state is State.ENDED:
-            # Cancelled while prefill was writing: now its blocks can be used again.
-            self._out.append(((ATTENTION, request.attention), control.Release(request.number, False)))
-            del self._requests[request.number]
-            self._no_room.discard(request.attention)
-            self._admit()
-            return
         if self._take_token(request, done.token):
             self._join_if_complete(request)
 
@@ -237,6 +236,7 @@ class Batcher:
             request.attention, request.microbatch = seat
             self._seats_AM[request.attention][request.microbatch] += 1
             request.state = State.RESERVING
+            request.asked_after = self._releases_A[request.attention]
             self._out.append(
                 (
                     (ATTENTION, request.attention),
@@ -321,13 +321,13 @@ class Batcher:
             if flight is not None and request.attention in flight.waiting_for:
                 flight.ending.append(request)
                 return
-        writing = state is State.PREFILLING and not (request.prefill_done or request.kv_ready)
-        self._release(request, quarantine=writing)
+        # Prefill's report may overtake its writes: only the attention worker knows when they have landed.
+        self._release(request, quarantine=state is State.PREFILLING and not request.kv_ready)
 
     def _release(self, request: Request, *, quarantine: bool) -> None:
         self._out.append(((ATTENTION, request.attention), control.Release(request.number, quarantine)))
         self._seats_AM[request.attention][request.microbatch] -= 1
+        self._releases_A[request.attention] += 1
         self._no_room.discard(request.attention)
-        if not quarantine:
-            del self._requests[request.number]
+        del self._requests[request.number]
         self._admit()
