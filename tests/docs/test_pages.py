@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from afore.core.control import WIRE_VERSION
+from afore.core.errors import ConfigError
 from afore.core.trace import SPANS
 from afore.core.version import VERSION
 from afore.scheduler.policies.registry import POLICIES
@@ -132,6 +132,31 @@ def test_documented_files_are_those_that_the_parser_reads(tmp_path: Path) -> Non
     assert config.batch.max_num_seqs == 8
 
 
+def printed(page: Page, command: str) -> str:
+    """What a page says that a command prints."""
+    (block,) = [text for text in page.code("console") if f"$ {command}\n" in text]
+    return block.partition(f"$ {command}\n")[2].partition("$ ")[0]
+
+
+def test_print_config_prints_what_stands_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Page("docs/topologies.md")
+    for name, text in zip(("topology.yaml", "run.yaml"), page.code("yaml"), strict=True):
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    arguments = "--config run.yaml --topology.attention 2 --print_config=skip_default"
+    with pytest.raises(SystemExit):
+        parse(arguments.split())
+    assert capsys.readouterr().out == printed(page, f"python -m afore.launch {arguments}")
+
+
+def test_an_unknown_option_is_refused_as_it_stands_there() -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(["--topolgy.ffn", "3"])
+    assert printed(Page("docs/topologies.md"), "python -m afore.launch --topolgy.ffn 3") == f"afore: {refused.value}\n"
+
+
 def test_the_documented_policy_is_the_example() -> None:
     (source,) = [block for block in Page("docs/policies.md").code("python") if block.startswith("class ")]
     assert source.strip() in (ROOT / "docs/examples/custom_policy.py").read_text()
@@ -147,7 +172,6 @@ def test_the_documented_planner_prints_what_stands_there(capsys: pytest.CaptureF
 
 def test_changes_name_the_version() -> None:
     assert f"## [{VERSION}]" in Page("CHANGELOG.md").text
-    assert WIRE_VERSION >= 1
 
 
 def test_the_picture_is_whole_and_has_two_moods() -> None:
