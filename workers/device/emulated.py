@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from afore.models.expert_form import SILU_GATED, ExpertForm
 from afore.workers.device.base import F32, I32, Pairs, Work
 from afore.workers.device.events import DeviceEvent, Failure
 from afore.workers.device.meetings import Meeting
@@ -241,6 +242,8 @@ class EmulatedKernels:
         gate_up_SFD: F32 | TaggedLayer,
         down_SDI: F32 | TaggedLayer,
         out_TD: F32,
+        form: ExpertForm = SILU_GATED,
+        biases: Any = None,
     ) -> None:
         """See ``Kernels.grouped_mlp``. Over a ``TaggedLayer`` out[t] is hidden[t] times the sum of its weights here."""
         profile = self._device.profile
@@ -254,7 +257,7 @@ class EmulatedKernels:
             np.multiply(hidden_TD, weight_T[:, None], out=out_TD, casting="same_kind")
         else:
             assert not isinstance(down_SDI, TaggedLayer)
-            self._real.grouped_mlp(hidden_TD, weights_TK, pairs, gate_up_SFD, down_SDI, out_TD)
+            self._real.grouped_mlp(hidden_TD, weights_TK, pairs, gate_up_SFD, down_SDI, out_TD, form, biases)
 
 
 class EmulatedDevice:
