@@ -146,7 +146,7 @@ class Checkpoint:
                 raise CheckpointError(
                     str(self.path),
                     f"the weights are quantised ({kind}: {found})",
-                    "use the bfloat16, float16 or float32 release of the model",
+                    f"use a bfloat16, float16 or float32 release of {self.family.title}",
                 )
 
     def _handle(self, name: str) -> Any:

@@ -107,19 +107,20 @@ def _read_json(file: Path, remedy: str) -> dict[str, Any]:
 
 
 def _supported_family(file: Path, raw: dict[str, Any], families: Mapping[str, Family]) -> Family:
-    supported = ", ".join(f"{name} = {family.title}" for name, family in families.items())
     model_type = raw.get("model_type")
     family = families.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise CheckpointError(
-            str(file), f"model_type {model_type!r} is not supported", f"use a checkpoint of one of: {supported}"
+            str(file),
+            f"model_type {model_type!r} is not supported",
+            f"use a checkpoint whose model_type is one of: {', '.join(families)}",
         )
     quantisation = raw.get("quantization_config", raw.get("compression_config"))
     if quantisation is not None:
         raise CheckpointError(
             str(file),
             f"the weights are quantised ({_quantisation_name(quantisation)})",
-            "use the bfloat16, float16 or float32 release of the model",
+            f"use a bfloat16, float16 or float32 release of {family.title}",
         )
     return family
 

@@ -223,7 +223,7 @@ _TABLE = (
     ),
     Family(
         model_type="deepseek_v3",
-        title="DeepseekV3 (DeepSeek-V3, DeepSeek-R1, in bfloat16)",
+        title="DeepseekV3 (DeepSeek-V3, DeepSeek-R1)",
         moe_layers=sparse_after_first,
         num_experts="n_routed_experts",
         kv_parts=latent_kv,
@@ -309,7 +309,7 @@ _TABLE = (
     ),
     Family(
         model_type="minimax_m2",
-        title="MiniMaxM2 (MiniMax-M2, in bfloat16)",
+        title="MiniMaxM2 (MiniMax-M2)",
         moe_layers=every_layer,
         num_experts="num_local_experts",
         expert_size="intermediate_size",
@@ -320,7 +320,7 @@ _TABLE = (
     ),
     Family(
         model_type="gpt_oss",
-        title="GptOss (gpt-oss, in bfloat16)",
+        title="GptOss (gpt-oss-20b, gpt-oss-120b)",
         moe_layers=every_layer,
         num_experts="num_local_experts",
         expert_size="intermediate_size",

@@ -76,6 +76,8 @@ RANDOM_FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "num_experts_per_tok": 3,
             "norm_topk_prob": True,
             "mlp_only_layers": [2],
+            "use_sliding_window": True,
+            "sliding_window": 9,
         },
         "qwen2_moe": {
             "intermediate_size": 48,
@@ -97,6 +99,11 @@ RANDOM_FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """What is special about each family's small configuration, by ``model_type``: everything that its adapter has to know is on."""
 
 
+def small_config(model_type: str) -> dict[str, Any]:
+    """All values of a family's small configuration."""
+    return {**_COMMON, **RANDOM_FAMILIES[model_type]}
+
+
 def random_family_checkpoint(
     directory: str | Path, model_type: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **config: Any
 ) -> Path:
@@ -107,7 +114,7 @@ def random_family_checkpoint(
     """
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
-    values = {**_COMMON, **RANDOM_FAMILIES[model_type], **config}
+    values = {**small_config(model_type), **config}
     with one_thread(), torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values, dtype=dtype))
