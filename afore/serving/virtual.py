@@ -185,11 +185,12 @@ async def running_virtual(
         raise ConfigError("topology.fabric", "shm is for processes", "use loopback or auto in virtual time")
     check_policy(config.policy)
     request_limits(config, emulation.spec)
-    clock = LoopClock()
+    loop = asyncio.get_running_loop()
+    clock = LoopClock(loop)
     network = LoopbackNetwork(
         clock, emulation.latency_us, emulation.bandwidth_gbps, seed=emulation.weather, faults=emulation.faults
     )
-    fleet = EmulatedFleet(clock, asyncio.get_running_loop(), seed=emulation.weather, jitter=emulation.jitter)
+    fleet = EmulatedFleet(clock, loop, seed=emulation.weather, jitter=emulation.jitter)
     log = EventLog()
     world = EmulatedWorld(config, emulation, fleet, log)
     async with running_members(config, clock, network, world, make_fabric=make_fabric) as (client, tasks):
