@@ -29,11 +29,12 @@ class Exit:
     name: str
     status: int
 
-    def describe(self) -> str:
-        """``ffn-2 was killed by SIGKILL``."""
+    @property
+    def reason(self) -> str:
+        """``killed by SIGKILL``, ``ended with status 1``."""
         if self.status < 0:
-            return f"{self.name} was killed by {signal.Signals(-self.status).name}"
-        return f"{self.name} ended with status {self.status}"
+            return f"killed by {signal.Signals(-self.status).name}"
+        return f"ended with status {self.status}"
 
 
 class Supervisor:
@@ -123,6 +124,12 @@ class Supervisor:
         async with self._changed:
             await self._changed.wait_for(lambda: self._exits)
         return self._exits[0]
+
+    async def exit_of(self, name: str) -> Exit:
+        """Returns when that process has ended."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: any(exit_.name == name for exit_ in self._exits))
+        return next(exit_ for exit_ in self._exits if exit_.name == name)
 
     async def all_exited(self) -> None:
         """Returns when every process has ended."""
