@@ -56,6 +56,8 @@ class Emulation:
     """What work costs."""
     profiles: Mapping[str, CostProfile] = field(default_factory=dict)
     """What it costs elsewhere: by member (``ffn-3``) or by role (``prefill``)."""
+    collectives: bool = True
+    """FFN workers gather and reduce together, as between machines; without, each goes on by itself, as on one host."""
     latency_us: float = 2.0
     """Of every write and message."""
     bandwidth_gbps: float | None = None
@@ -90,7 +92,8 @@ class EmulatedWorld(EmulatedModels):
 
     def ffn(self, ctx: RoleContext) -> EmulatedFfn:
         """A device of the fleet, over tags."""
-        return EmulatedFfn(self._fleet, ctx.rank, self._emulation.profile_of(ctx.role, ctx.rank), self.stores)
+        profile = self._emulation.profile_of(ctx.role, ctx.rank)
+        return EmulatedFfn(self._fleet, ctx.rank, profile, self.stores, collectives=self._emulation.collectives)
 
     def text(self, config: RunConfig) -> None:
         """The model speaks no language: prompts are token ids."""
