@@ -20,8 +20,10 @@ from afore.core.errors import ConfigError, RoleLost
 from afore.core.target import Target
 from afore.core.topology import Topology
 from afore.models.emulated import RoutingProfile
+from afore.serving.event_log import EventLog
 from afore.serving.virtual import Ask, EmulatedRun, EmulatedWorld, Emulation, run_emulated, running_virtual
 from afore.testing import FencedCallError, run_virtual
+from afore.transport import session
 from afore.transport.loopback import LoopbackFaults
 from afore.transport.session import RoleContext
 from afore.workers.compute import Compute
@@ -290,6 +292,31 @@ def test_a_virtual_cluster_can_be_watched_while_it_runs() -> None:
     run_virtual(main)
     assert seen
     assert {plan.layer for plan in seen} == {0, 1, 2}
+
+
+@pytest.mark.slow
+def test_spans_of_a_long_unwatched_run_come_in_pieces_and_stay_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "SPAN_BATCH", 100)
+    sizes: dict[str, list[int]] = {}
+
+    async def main() -> EventLog:
+        async with running_virtual(SMALL, EMULATION) as cluster:
+            await cluster.ask_all(asks(4, 4))
+
+            async def watch() -> None:
+                async for batch in cluster.client.spans():
+                    sizes.setdefault(batch.process, []).append(len(batch.spans))
+
+            watching = asyncio.create_task(watch())
+            await asyncio.sleep(0.2)
+            watching.cancel()
+        return cluster.log
+
+    log = run_virtual(main)
+    assert max(len(pieces) for pieces in sizes.values()) > 1
+    assert max(size for pieces in sizes.values() for size in pieces) == 100
+    for process, pieces in sizes.items():
+        assert sum(pieces) <= sum(line.startswith(f'["{process}"') for line in log.lines())
 
 
 @pytest.mark.slow
