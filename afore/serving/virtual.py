@@ -61,7 +61,8 @@ class Emulation:
     latency_us: float = 2.0
     """Of every write and message."""
     bandwidth_gbps: float | None = None
-    """Of every link, in Gbit/s; none for no limit."""
+    """Of every link, in Gbit/s; none for no limit. With one, logs of different processes may differ by a few nanoseconds: their
+    first messages carry process ids, which take more or fewer bytes."""
     faults: LoopbackFaults | None = None
     """Bad weather between roles."""
     jitter: Jitter | None = None
