@@ -39,19 +39,25 @@ class Launcher:
             env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
         )
         self.seen: list[str] = []
+        self._partial = b""
 
     def wait_for(self, text: str, timeout_s: float = PATIENCE_S) -> str:
         """The first line of standard output that holds ``text``."""
         assert self.process.stdout is not None
+        fd = self.process.stdout.fileno()
         while True:
-            readable, _, _ = select.select([self.process.stdout], [], [], timeout_s)
-            line = self.process.stdout.readline() if readable else ""
-            if not line:
+            while self._partial.count(b"\n"):
+                line, _, self._partial = self._partial.partition(b"\n")
+                self.seen.append(line.decode() + "\n")
+                if text in self.seen[-1]:
+                    return self.seen[-1]
+            # Below the stream's own buffer, which select knows nothing of.
+            readable, _, _ = select.select([fd], [], [], timeout_s)
+            data = os.read(fd, 65536) if readable else b""
+            if not data:
                 self.process.kill()
                 raise AssertionError(f"{text!r} never came; seen {self.seen}, then {self.process.communicate()}")
-            self.seen.append(line)
-            if text in line:
-                return line
+            self._partial += data
 
     def processes(self) -> list[psutil.Process]:
         """The launcher, its fork server and every role."""
@@ -73,7 +79,7 @@ class Launcher:
             left = [(p.pid, p.name()) for p in self.processes()]
             self.kill_all()
             raise AssertionError(f"still there after {timeout_s} s: {left}; {self.process.communicate()}") from None
-        return self.process.returncode, "".join(self.seen) + out, err
+        return self.process.returncode, "".join(self.seen) + self._partial.decode() + out, err
 
     def signal(self, signum: signal.Signals) -> None:
         self.process.send_signal(signum)
