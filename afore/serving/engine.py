@@ -110,6 +110,8 @@ class Engine:
         elif isinstance(message, control.Reserved) and role == ATTENTION:
             self._paid((role, rank, "the blocks of a request"))
             self._batcher.reserved(rank, message)
+        elif isinstance(message, control.Room) and role == ATTENTION:
+            self._batcher.room(rank)
         elif isinstance(message, control.KvReady) and role == ATTENTION:
             self._batcher.kv_ready(message)
         elif isinstance(message, control.PrefillDone) and role == PREFILL:

@@ -81,6 +81,9 @@ def test_requests_that_are_left_at_any_moment_give_back_their_cache() -> None:
                         group.create_task(given_up(cluster, ask, numbers.uniform(0, 1000)))
                     for ask in requests[8:]:
                         group.create_task(check(cluster, ask))
+                # Nobody owes anybody an answer: no deadline of any request fires.
+                await clock.sleep_us(3 * config.times.step_s * 1e6)
+                assert cluster.client.status.lost == ""
                 since_ns = clock.now_ns()
                 # Each of these needs every block of a worker, and they run side by side.
                 whole = blocks * block_tokens
