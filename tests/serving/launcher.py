@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 
@@ -18,6 +19,9 @@ PATIENCE_S = 120.0
 
 class Launcher:
     """``python -m afore.launch …`` in a process of its own."""
+
+    started: ClassVar[list[Launcher]] = []
+    """Those of the running test, for its fixture to end."""
 
     def __init__(self, *arguments: str, cwd: Path = ROOT) -> None:
         self.cluster = f"t{os.getpid()}_{id(self) % 10_000_019}"
@@ -38,6 +42,7 @@ class Launcher:
             cwd=cwd,
             env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
         )
+        Launcher.started.append(self)
         self.seen: list[str] = []
         self._partial = b""
 

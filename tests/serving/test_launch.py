@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,17 @@ KEYS = {
     "policy",
     "topology",
 }
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    """A test that fails must not leave its processes to the tests after it."""
+    yield
+    while Launcher.started:
+        launcher = Launcher.started.pop()
+        if launcher.process.returncode is None:
+            launcher.kill_all()
+            launcher.process.communicate()
 
 
 def test_demo_prints_the_table_and_writes_the_keys(tmp_path: Path) -> None:
