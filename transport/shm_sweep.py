@@ -116,6 +116,8 @@ def remove_run_directory(path: str) -> bool:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.lstat(path), os.fstat(fd)):
+            return False  # removed between the two calls, and made anew by somebody who uses it
         names = os.listdir(fd)
         if stat.S_IMODE(os.fstat(fd).st_mode) & 0o077 or not all(_is_run_file(fd, name) for name in names):
             return False
