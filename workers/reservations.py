@@ -35,7 +35,7 @@ class Reservations:
         answers: list[control.Reserved] = []
         while self._asked:
             reserve = self._asked[0]
-            blocks = self._pool.reserve(reserve.request, reserve.tokens, reserve.sampling)
+            blocks = self._pool.reserve(reserve.request, reserve.tokens, reserve.sampling, reserve.seen)
             if not blocks and self._pool.may_hold(reserve.tokens):
                 break
             self._asked.popleft()
