@@ -19,7 +19,7 @@ from afore.serving.http.errors import ApiError, bad_field, of_failure, unavailab
 from afore.serving.http.schemas import ChatRequest, CompletionRequest, Generation, Message
 from afore.serving.hub import Hub
 from afore.serving.local import Ask, LocalClient
-from afore.serving.spec import checkpoint_path
+from afore.serving.spec import model_name
 
 DEFAULT_MAX_TOKENS = 16
 """Of /v1/completions, as OpenAI has it; a chat answers as long as there is room."""
@@ -49,7 +49,7 @@ class Desk:
         self._text = text
         self._client = client
         self._seeds = random.Random(config.seed)
-        self.model = config.serve.served_model_name or checkpoint_path(config).resolve().name
+        self.model = model_name(config)
         """What clients call the model."""
         self.created_s = int(time.time())  # a date for people, not a time to reckon with: clients expect one
 
