@@ -15,7 +15,9 @@ from afore.core.clock import WallClock
 from afore.core.config import BatchOptions, DeviceOptions, RunConfig, ServeOptions
 from afore.core.topology import Topology
 from afore.serving.client import Client
-from afore.serving.inproc import running_inproc
+from afore.serving.inproc import running_members
+from afore.serving.roles import RealWorld
+from afore.transport.loopback import LoopbackNetwork
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
@@ -30,11 +32,18 @@ CONFIG = RunConfig(
 class Served:
     """A running cluster: where it listens, and a way to run coroutines beside it."""
 
-    def __init__(self, client: Client, cluster: Cluster, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, client: Client, cluster: Cluster, loop: asyncio.AbstractEventLoop, network: LoopbackNetwork
+    ) -> None:
         self.url = client.status.url
         self.client = client
         self.cluster = cluster
         self._loop = loop
+        self._network = network
+
+    def kill(self, member: str) -> None:
+        """The member's process dies."""
+        self._loop.call_soon_threadsafe(self._network.kill, member)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of a coroutine in the cluster's event loop."""
@@ -65,8 +74,9 @@ def serving(config: RunConfig = CONFIG, *, model: Path | None = None, **serve: A
         end = asyncio.Event()
         loop = asyncio.get_running_loop()
         clock = WallClock()
-        async with running_inproc(config, clock) as client:
-            found.append(Served(client, Cluster(client, config, clock), loop))
+        network = LoopbackNetwork(clock)
+        async with running_members(config, clock, network, RealWorld()) as (client, _):
+            found.append(Served(client, Cluster(client, config, clock), loop, network))
             ends.append(lambda: loop.call_soon_threadsafe(end.set))
             started.set()
             await end.wait()
@@ -92,3 +102,17 @@ def serving(config: RunConfig = CONFIG, *, model: Path | None = None, **serve: A
         runner.join(PATIENCE_S)
     if failed:
         raise failed[0]
+
+
+SMALL = dataclasses.replace(
+    CONFIG,
+    topology=Topology(attention=1, ffn=2, microbatches=1, redundant_slots=2),
+    batch=BatchOptions(max_num_seqs=1, kv_blocks=64, max_waiting=2),
+)
+"""One request at a time with room for 1,024 tokens, two more may wait."""
+
+
+def metric(text: str, name: str) -> float:
+    """The value of one line of /metrics, by its name with labels."""
+    (value,) = [line.removeprefix(f"{name} ") for line in text.splitlines() if line.startswith(f"{name} ")]
+    return float(value)
