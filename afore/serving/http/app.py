@@ -77,7 +77,11 @@ def make_app(
     get("/version", doors.version)
     get("/metrics", doors.metrics)
     description = _openapi(app, kinds)
-    get("/openapi.json", lambda request: _answered(description))
+
+    async def describe(request: Request) -> Response:
+        return Json(description)
+
+    get("/openapi.json", describe)
 
     app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(HTTPException, _no_such)
@@ -166,10 +170,6 @@ class _Doors:
             "owned_by": "afore",
             "max_model_len": self._engine.limits.max_model_len,
         }
-
-
-async def _answered(content: dict[str, Any]) -> Response:
-    return Json(content)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from afore.serving.engine import MOST_LOGPROBS, MOST_STOP_CHARACTERS, MOST_STOPS
@@ -42,14 +42,18 @@ def _only(is_neutral: Callable[[Any], bool]) -> AfterValidator:
     return AfterValidator(check)
 
 
-Off = Annotated[Any, _only(lambda value: type(value) in (int, float) and value == 0)]
-One = Annotated[Any, _only(lambda value: type(value) in (int, float) and value == 1)]
-Empty = Annotated[Any, _only(lambda value: value in ("", [], {}))]
-OnlyTrue = Annotated[Any, _only(lambda value: value is True)]
-OnlyFalse = Annotated[Any, _only(lambda value: value is False)]
-NoTool = Annotated[Any, _only(lambda value: value in ("none", "auto"))]
-PlainText = Annotated[Any, _only(lambda value: value == {"type": "text"})]
-TextOnly = Annotated[Any, _only(lambda value: value == ["text"])]
+def _is(number: int) -> AfterValidator:
+    return _only(lambda value: type(value) in (int, float) and value == number)
+
+
+Off = Annotated[Any, _is(0), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 0})]
+One = Annotated[Any, _is(1), WithJsonSchema({"type": "number", "minimum": 1, "maximum": 1})]
+Empty = Annotated[Any, _only(lambda value: value in ("", [], {})), WithJsonSchema({"enum": ["", [], {}]})]
+OnlyTrue = Annotated[Any, _only(lambda value: value is True), WithJsonSchema({"type": "boolean", "const": True})]
+OnlyFalse = Annotated[Any, _only(lambda value: value is False), WithJsonSchema({"type": "boolean", "const": False})]
+NoTool = Annotated[Any, _only(lambda value: value in ("none", "auto")), WithJsonSchema({"enum": ["none", "auto"]})]
+PlainText = Annotated[Any, _only(lambda value: value == {"type": "text"}), WithJsonSchema({"const": {"type": "text"}})]
+TextOnly = Annotated[Any, _only(lambda value: value == ["text"]), WithJsonSchema({"const": ["text"]})]
 
 
 class Body(BaseModel):

@@ -206,7 +206,9 @@ def test_a_full_queue_is_429_and_a_later_request_is_served() -> None:
             assert full.headers["retry-after"] == "1"
             assert full.json()["error"]["code"] == "queue_full"
         open_.close()
-        again = http.post("/v1/completions", json=TEXT)
+        # The door may read this before it notices that the others are gone.
+        while (again := http.post("/v1/completions", json=TEXT)).status_code == 429:
+            pass
         assert again.status_code == 200
 
 
