@@ -41,19 +41,26 @@ class Launcher:
             env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
         )
         self.seen: list[str] = []
+        self._pending = ""
+        """What has been read behind the last line of ``seen``."""
 
     def wait_for(self, text: str, timeout_s: float = PATIENCE_S) -> str:
         """The first line of standard output that holds ``text``."""
         assert self.process.stdout is not None
+        descriptor = self.process.stdout.fileno()
         while True:
-            readable, _, _ = select.select([self.process.stdout], [], [], timeout_s)
-            line = self.process.stdout.readline() if readable else ""
-            if not line:
+            while "\n" in self._pending:
+                line, _, self._pending = self._pending.partition("\n")
+                self.seen.append(line + "\n")
+                if text in line:
+                    return line + "\n"
+            # Not through the buffered file: lines that it holds would not make the descriptor readable.
+            readable, _, _ = select.select([descriptor], [], [], timeout_s)
+            data = os.read(descriptor, 1 << 16) if readable else b""
+            if not data:
                 self.process.kill()
                 raise AssertionError(f"{text!r} never came; seen {self.seen}, then {self.process.communicate()}")
-            self.seen.append(line)
-            if text in line:
-                return line
+            self._pending += data.decode()
 
     def processes(self) -> list[psutil.Process]:
         """The launcher, its fork server and every role."""
@@ -75,7 +82,7 @@ class Launcher:
             left = [(p.pid, p.name()) for p in self.processes()]
             self.kill_all()
             raise AssertionError(f"still there after {timeout_s} s: {left}; {self.process.communicate()}") from None
-        return self.process.returncode, "".join(self.seen) + out, err
+        return self.process.returncode, "".join(self.seen) + self._pending + out, err
 
     def signal(self, signum: signal.Signals) -> None:
         self.process.send_signal(signum)
