@@ -26,11 +26,11 @@ EXIT_USAGE = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from afore.core.errors import AforeError, CheckpointError, ConfigError, HostError, RoleLost
+    from afore.core.errors import AforeError, CheckpointError, ConfigError, HostError, RequestError, RoleLost
 
     try:
         return _run(argv)
-    except (ConfigError, CheckpointError, HostError) as error:
+    except (ConfigError, CheckpointError, HostError, RequestError) as error:
         print(f"afore: {error}", file=sys.stderr)
         return EXIT_USAGE
     except AforeError as error:

@@ -183,5 +183,5 @@ async def _demand(planning: Planning, mailbox: Region, layouts: Layouts) -> None
 
 async def _feedback(planning: Planning, feedback: Region) -> None:
     while True:
-        await feedback.notified(timeout_us=None)
-        await planning.feedback_arrived()
+        notifications = await feedback.notified(timeout_us=None)
+        await planning.feedback_arrived(sorted({bells.decode(n.immediate).rank for n in notifications}))

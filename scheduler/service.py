@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from afore.core import control
 from afore.core.clock import Clock
 from afore.core.config import TimeOptions
-from afore.core.demand import DemandVector, demand_crc
+from afore.core.demand import demand_crc
 from afore.core.errors import PeerLost, PlanError
 from afore.core.plan import CopyStart, PlanEntry
 from afore.core.target import Target
@@ -30,8 +30,6 @@ from afore.scheduler.stats import SKIPPED_NO_GAIN, RunStats
 from afore.transport.feedback import FeedbackFlags, FeedbackReader, FeedbackRecord
 from afore.transport.ring import RingWriter
 
-DIGEST_EVERY = 256
-"""Planned targets whose statistics are worked out together, away from the hot path."""
 ROOM_POLL_US = 200.0
 """How often a full ring is looked at again: it is full only when a reader stands still."""
 
@@ -78,7 +76,6 @@ class Planning:
         self._ring_bells = ring_bells
         self._report = report
         self._watched = watched
-        self._undigested: list[tuple[PlanEntry, DemandVector, str]] = []
         self._in_flight: dict[int, PlanEntry] = {}
         """Published targets by sequence, until every worker has reported on them."""
         self._reported: dict[int, int] = {}
@@ -104,15 +101,14 @@ class Planning:
         for microbatch in microbatches:
             await self._plan_all(self._book.arrived(microbatch))
 
-    async def feedback_arrived(self) -> None:
-        """Workers have written records: costs, inputs, missing inputs, passed aborts."""
-        for record in self._feedback.take_all():
+    async def feedback_arrived(self, workers: Iterable[int] | None = None) -> None:
+        """These workers (or any) have written records: costs, inputs, missing inputs, passed aborts."""
+        for record in self._feedback.take_all(workers):
             await self._take_record(record)
 
     async def statistics(self) -> str:
         """The answer to a statistics request: JSON, up to the last feedback record."""
         await self.feedback_arrived()
-        self._digest()
         counters = self._stats.counters
         counters["refusals"] = self._publisher.refusals
         lost = self._feedback.overrun + self._feedback.torn + self._feedback.foreign
@@ -184,12 +180,9 @@ class Planning:
         entry, skipped = self._publish(assign, complete, own, start)
         self._in_flight[entry.sequence] = entry
         await self._announce_entry(entry)
-        self._undigested.append((entry, complete.demand_E, skipped))
-        watched = self._watched()
-        if watched or len(self._undigested) >= DIGEST_EVERY:
-            for seen in self._digest():
-                if watched:
-                    await self._report(seen)
+        loads = self._stats.planned(entry, complete.demand_E, skipped=skipped)
+        if self._watched():
+            await self._report(self._stats.seen(entry, loads, skipped=skipped))
 
     def _publish(
         self, assign: Assign, complete: Complete, copies: list[tuple[int, int, int]], start: CopyStart
@@ -237,10 +230,6 @@ class Planning:
                         "it owns primaries, so the epoch has ended; see that worker's log",
                     )
             await self._clock.sleep_us(ROOM_POLL_US)
-
-    def _digest(self) -> list[control.PlanSeen]:
-        undigested, self._undigested = self._undigested, []
-        return [self._stats.planned(entry, demand_E, skipped=skipped) for entry, demand_E, skipped in undigested]
 
     # Feedback
 

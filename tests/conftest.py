@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 
@@ -13,3 +15,7 @@ settings.load_profile("afore")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of this suite; they stand here because pytest reads them before it looks into subfolders."""
     parser.addoption("--storm-seeds", type=int, default=1000, help="how many seeded storms the slot-safety stress runs")
+
+
+# A shell that runs the suite in the background has it ignore Ctrl-C, and every process that it starts: tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)

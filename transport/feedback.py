@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from afore.core.errors import ConfigError, WireError
@@ -150,10 +151,10 @@ class FeedbackReader:
         self.foreign = 0
         """Whole records of another epoch, worker or version of the target word."""
 
-    def take_all(self) -> list[FeedbackRecord]:
-        """All records that have come since the last call, by worker, then in order."""
+    def take_all(self, workers: Iterable[int] | None = None) -> list[FeedbackRecord]:
+        """All records (of these workers) that have come since the last call, by worker, then in order."""
         records: list[FeedbackRecord] = []
-        for worker in range(self._layout.num_workers):
+        for worker in range(self._layout.num_workers) if workers is None else workers:
             while True:
                 number = self._next[worker]
                 # Two loads say that nothing has come, which is what most calls find; the second sees past a lost record.

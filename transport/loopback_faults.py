@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from afore.core.errors import ConfigError
 
@@ -34,8 +35,7 @@ class LoopbackFaults:
                 raise ConfigError(f"faults.{name}", f"{getattr(self, name)!r} is no probability", "give 0 … 1")
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(NamedTuple):
     """When a payload lands: in one part at ``lands_ns``, or the other part of it at ``first_ns`` before."""
 
     lands_ns: int

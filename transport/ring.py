@@ -50,6 +50,14 @@ class ReaderLag:
     """How long it could have moved and did not: since its last sign of life, or since its next entry was published."""
 
 
+def _meaning(cell: int, sequence: int) -> Verdict:
+    """The verdict on ``sequence`` in a cell."""
+    if cell >> VERDICT_BITS != sequence + 1:
+        return Verdict.NONE
+    # A verdict that nobody can have stored refuses: never read damage as consent.
+    return _VERDICTS.get(cell & _VERDICT_MASK, Verdict.BAD_CRC)
+
+
 class _Ring:
     """What writer and readers share: the memory, and where its words are."""
 
@@ -61,6 +69,8 @@ class _Ring:
         "_reader_word",
         "_slot_words",
         "_slots_word",
+        "_unanimous",
+        "_verdicts_span",
         "_words",
     )
 
@@ -75,6 +85,8 @@ class _Ring:
         self._reader_word = layout.reader_offset(0) // WORD
         self._slots_word = layout.slots_offset // WORD
         self._slot_words = layout.slot_nbytes // WORD
+        self._verdicts_span = layout.num_readers * (CACHE_LINE // WORD)
+        self._unanimous = (Verdict.ACCEPTED,) * layout.num_readers
 
     @property
     def layout(self) -> RingLayout:
@@ -96,14 +108,19 @@ class _Ring:
         return self._slot_word(sequence) + (CACHE_LINE + self._entry_nbytes + CACHE_LINE * rank) // WORD
 
     def _verdict(self, sequence: int, rank: int) -> Verdict:
-        cell = self._words[self._verdict_word(sequence, rank)]
-        if cell >> VERDICT_BITS != sequence + 1:
-            return Verdict.NONE
-        # A verdict that nobody can have stored refuses: never read damage as consent.
-        return _VERDICTS.get(cell & _VERDICT_MASK, Verdict.BAD_CRC)
+        return _meaning(self._words[self._verdict_word(sequence, rank)], sequence)
 
     def _all_verdicts(self, sequence: int) -> tuple[Verdict, ...]:
-        return tuple(self._verdict(sequence, rank) for rank in range(self._layout.num_readers))
+        words = self._words
+        cells = [words[at] for at in self._verdict_words(sequence)]
+        # N readers look at N cells for every entry, which nearly always say the same.
+        if cells.count((sequence + 1) << VERDICT_BITS | Verdict.ACCEPTED) == len(cells):
+            return self._unanimous
+        return tuple(_meaning(cell, sequence) for cell in cells)
+
+    def _verdict_words(self, sequence: int) -> range:
+        first = self._verdict_word(sequence, 0)
+        return range(first, first + self._verdicts_span, CACHE_LINE // WORD)
 
 
 class RingWriter(_Ring):
@@ -247,7 +264,8 @@ class RingReader(_Ring):
         self._words[self._verdict_word(sequence, self._rank)] = (sequence + 1) << VERDICT_BITS | verdict
         # Without it both of two last readers could look before the other's store is visible, and nobody would ring.
         full_fence()
-        return Verdict.NONE not in self._all_verdicts(sequence)
+        words = self._words
+        return all(words[at] >> VERDICT_BITS == sequence + 1 for at in self._verdict_words(sequence))
 
     def verdicts(self, sequence: int) -> tuple[Verdict, ...]:
         """What each reader has said of an entry that this one has not moved past. Raises ``PlanError`` for an earlier one."""

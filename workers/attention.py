@@ -4,7 +4,7 @@ A life: load all but the routed experts; per epoch register the exchange (input 
 scheduler and to every FFN worker; then serve until the hub says stop. Four loops run side by side, and at most M steps:
 
 - control: reservations and releases of KV blocks, steps and their cancellation;
-- reservations: answered as soon as their answer is certain;
+- room: blocks have come free that the engine was refused;
 - reply bells: an FFN worker has written its partial rows;
 - KV bells: a prefill worker has written the last byte of a request's blocks.
 """
@@ -32,7 +32,6 @@ from afore.workers.crew import crew, reporting
 from afore.workers.kv_layout import kv_layout
 from afore.workers.kv_pool import KvPool
 from afore.workers.outbound import Doors, Outbound
-from afore.workers.reservations import Reservations
 from afore.workers.steps import Steps
 
 
@@ -122,7 +121,7 @@ async def _connect(
         timeout_us=ctx.config.times.control_s * 1e6,
     )
     pool = KvPool(BlockAllocator(regions.kv_layout.num_blocks), block_tokens=regions.kv_layout.block_tokens)
-    room = asyncio.Event()
+    freed = asyncio.Event()
     steps = Steps(
         model=weights.open(regions.kv_layout, regions.kv.buffer),
         compute=world.compute(ctx),
@@ -132,31 +131,32 @@ async def _connect(
         num_ffn=ctx.config.topology.ffn,
         reply_timeout_us=ctx.config.times.step_s * 1e6,
         report=ctx.hub.send,
-        unpinned=room.set,
+        unpinned=freed.set,
     )
-    return Epoch(ctx.hub, regions.exchange, regions.kv, pool, steps, room)
+    return Epoch(ctx.hub, regions.exchange, regions.kv, pool, steps, freed)
 
 
 class Epoch:
-    """One epoch's service. ``room`` is set when blocks may have become free."""
+    """One epoch's service. ``freed`` is set when blocks may have come free without a message of the engine."""
 
     def __init__(
-        self, hub: HubSession, exchange: Region, kv: Region, pool: KvPool, steps: Steps, room: asyncio.Event
+        self, hub: HubSession, exchange: Region, kv: Region, pool: KvPool, steps: Steps, freed: asyncio.Event
     ) -> None:
         self._hub = hub
         self._exchange = exchange
         self._kv = kv
         self._pool = pool
         self._steps = steps
-        self._room = room
-        self._reservations = Reservations(pool)
+        self._freed = freed
+        self._free_when_refused: int | None = None
+        """Free blocks at the last refusal, until the engine is told that there are more."""
 
     async def serve(self) -> None:
         """Serves until the hub stops the cluster (``Stopped``) or something fails."""
         async with crew() as group:
             group.create_task(self._hear_replies(), name="reply bells")
             group.create_task(self._hear_prefill(), name="kv bells")
-            group.create_task(self._answer_reservations(), name="reservations")
+            group.create_task(self._tell_room(), name="room")
             while True:
                 await self._obey(await self._hub.receive(), group)
 
@@ -167,12 +167,12 @@ class Epoch:
             case control.CancelStep():
                 self._steps.cancel(message)
             case control.Reserve():
-                self._reservations.ask(message)
-                self._room.set()
+                blocks = self._pool.reserve(message.request, message.tokens, message.sampling, message.seen)
+                if not blocks:
+                    self._free_when_refused = self._pool.num_free
+                await self._hub.send(control.Reserved(message.request, blocks))
             case control.Release():
-                self._reservations.withdraw(message.request)
                 self._pool.release(message.request, quarantine=message.quarantine)
-                self._room.set()
             case control.Watch():
                 pass  # whoever wants spans has them from the tracer
             case _:
@@ -185,18 +185,20 @@ class Epoch:
                 if reply.kind is BellKind.REPLY:
                     self._steps.replied(reply.microbatch, reply.rank)
 
-    async def _answer_reservations(self) -> None:
+    async def _tell_room(self) -> None:
+        """The engine counts on every release that it has sent; these blocks were in use for longer, so it must be told."""
         while True:
-            await self._room.wait()
-            self._room.clear()
-            for answer in self._reservations.answers():
-                await self._hub.send(answer)
+            await self._freed.wait()
+            self._freed.clear()
+            if self._free_when_refused is not None and self._pool.num_free > self._free_when_refused:
+                self._free_when_refused = None
+                await self._hub.send(control.Room())
 
     async def _hear_prefill(self) -> None:
         while True:
             for bell in await self._kv.notified(timeout_us=None):
                 arrived = decode(bell.immediate)
                 request = self._pool.arrived(arrived.value) if arrived.kind is BellKind.KV else None
-                self._room.set()
+                self._freed.set()
                 if request is not None:
                     await self._hub.send(control.KvReady(request))

@@ -1,9 +1,10 @@
 """Expert weights of one FFN worker, in one buffer that its peers can map and copy from.
 
 Per MoE layer the buffer holds one contiguous pair over S rows (primaries in rising expert order, then redundant slots):
-``gate_up`` [S, 2I, D] (rows 0…I-1 gate, I…2I-1 up) and ``down`` [S, D, I], float32. Behind them lies a table of the primaries'
+``gate_up`` [S, 2I, D] (rows 0…I-1 gate, I…2I-1 up) and ``down`` [S, D, I], float32; experts of a form with biases have them behind:
+``gate_up_bias`` [S, 2I] and ``down_bias`` [S, D]. Behind all layers lies a table of the primaries'
 checksums [L, primaries], written when they are loaded. Where everything lies follows from the shape alone, so a peer that
-knows primaries, R, L, D and I finds any expert in a mapped buffer. Primaries never move and are never written again.
+knows primaries, R, L, D, I and the form finds any expert in a mapped buffer. Primaries never move and are never written again.
 
 Whatever is coupled to an expert is part of ``ExpertRow`` and moves together.
 """
@@ -15,94 +16,19 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from afore.core.errors import SlotError
-from afore.core.slots import EMPTY, PrimariesVector, StoreLayout
+from afore.core.slots import EMPTY, StoreLayout
 from afore.transport.api import Buffer
 from afore.workers.device.base import F32
+from afore.workers.store_shape import ALIGNMENT, StoreShape
 
-ALIGNMENT = 64
-"""Of each array in the buffer, in bytes: a cache line, and more than any vector load wants."""
-_F32_BYTES = 4
-
-Reader = Callable[[int, int, F32, F32], None]
-"""(layer, expert, gate_up [2I, D] to fill, down [D, I] to fill): reads one expert from a checkpoint."""
 Progress = Callable[[int, int], None]
 """(experts read, experts in all)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreShape:
-    """Sizes and offsets of one worker's store."""
-
-    num_layers: int
-    """L, MoE layers."""
-    num_primaries: int
-    """Primaries of a layer on this worker."""
-    num_redundant: int
-    """R, redundant slots of a layer."""
-    hidden_size: int
-    """D."""
-    expert_size: int
-    """I."""
-
-    def __post_init__(self) -> None:
-        for name in ("num_layers", "num_primaries", "num_redundant"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it cannot be negative")
-        if self.hidden_size < 1 or self.expert_size < 1:
-            raise ValueError(f"an expert of {self.hidden_size} x {self.expert_size} has no weights")
-
-    @classmethod
-    def of(cls, layout: StoreLayout, *, num_layers: int, hidden_size: int, expert_size: int) -> StoreShape:
-        """The shape of the store with this layout."""
-        return cls(
-            num_layers=num_layers,
-            num_primaries=len(layout.primary_experts),
-            num_redundant=layout.num_redundant,
-            hidden_size=hidden_size,
-            expert_size=expert_size,
-        )
-
-    @property
-    def num_rows(self) -> int:
-        """S."""
-        return self.num_primaries + self.num_redundant
-
-    @property
-    def expert_nbytes(self) -> int:
-        """Bytes of one expert: what a copy moves."""
-        return 3 * self.hidden_size * self.expert_size * _F32_BYTES
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the buffer; never 0, so that a worker without experts registers a region like all others."""
-        return self.checksums_offset + max(ALIGNMENT, self.num_layers * self.num_primaries * 4)
-
-    @property
-    def checksums_offset(self) -> int:
-        """Where the table of checksums begins, uint32 [L, primaries]."""
-        return self.num_layers * self._layer_nbytes
-
-    def gate_up_offset(self, layer: int) -> int:
-        """Where ``gate_up`` of a layer begins."""
-        return layer * self._layer_nbytes
-
-    def down_offset(self, layer: int) -> int:
-        """Where ``down`` of a layer begins."""
-        return layer * self._layer_nbytes + self._gate_up_nbytes
-
-    @property
-    def _gate_up_nbytes(self) -> int:
-        return _aligned(self.num_rows * 2 * self.expert_size * self.hidden_size * _F32_BYTES)
-
-    @property
-    def _layer_nbytes(self) -> int:
-        return self._gate_up_nbytes + _aligned(self.num_rows * self.hidden_size * self.expert_size * _F32_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +37,44 @@ class ExpertRow:
 
     gate_up_FD: F32
     down_DI: F32
+    gate_up_bias_F: F32 | None = None
+    """With ``down_bias_D``, where the form has biases."""
+    down_bias_D: F32 | None = None
+
+    @property
+    def parts(self) -> Iterator[F32]:
+        """All of it."""
+        yield self.gate_up_FD
+        yield self.down_DI
+        if self.gate_up_bias_F is not None:
+            assert self.down_bias_D is not None, "one bias without the other"
+            yield self.gate_up_bias_F
+            yield self.down_bias_D
 
     def copy_from(self, source: ExpertRow) -> None:
-        """Two memory copies; the GIL is released for large ones."""
-        np.copyto(self.gate_up_FD, source.gate_up_FD)
-        np.copyto(self.down_DI, source.down_DI)
+        """A memory copy a part; the GIL is released for large ones."""
+        for mine, theirs in zip(self.parts, source.parts, strict=True):
+            np.copyto(mine, theirs)
 
     def checksum(self) -> int:
         """CRC-32 over all of it, never 0, so that an empty table entry is not a checksum."""
-        return zlib.crc32(self.down_DI.data, zlib.crc32(self.gate_up_FD.data)) or 1
+        crc = 0
+        for part in self.parts:
+            crc = zlib.crc32(part.data, crc)
+        return crc or 1
+
+
+Reader = Callable[[int, int, ExpertRow], None]
+"""(layer, expert, row to fill): reads one expert from a checkpoint."""
+
+
+class Biases(NamedTuple):
+    """Of one layer; without rows where the form has none."""
+
+    gate_up_SF: F32
+    """[S, 2I], or [0, 2I]."""
+    down_SD: F32
+    """[S, D], or [0, D]."""
 
 
 class _Weights:
@@ -130,16 +85,27 @@ class _Weights:
         if nbytes < shape.nbytes:
             raise ValueError(f"an expert store of {shape.nbytes} bytes does not fit in a buffer of {nbytes}")
         rows, hidden, expert = shape.num_rows, shape.hidden_size, shape.expert_size
+        self._biased = shape.form.biases
         self.gate_up: list[F32] = []
         self.down: list[F32] = []
+        self.biases: list[Biases] = []
+        biased = shape.bias_rows
         for layer in range(shape.num_layers):
             self.gate_up.append(_view(buffer, shape.gate_up_offset(layer), (rows, 2 * expert, hidden), np.float32))
             self.down.append(_view(buffer, shape.down_offset(layer), (rows, hidden, expert), np.float32))
+            self.biases.append(
+                Biases(
+                    _view(buffer, shape.gate_up_bias_offset(layer), (biased, 2 * expert), np.float32),
+                    _view(buffer, shape.down_bias_offset(layer), (biased, hidden), np.float32),
+                )
+            )
         table_shape = (shape.num_layers, shape.num_primaries)
         self.checksums_LP: npt.NDArray[np.uint32] = _view(buffer, shape.checksums_offset, table_shape, np.uint32)
 
     def row(self, layer: int, row: int) -> ExpertRow:
-        return ExpertRow(self.gate_up[layer][row], self.down[layer][row])
+        weights = self.gate_up[layer][row], self.down[layer][row]
+        biases = self.biases[layer]
+        return ExpertRow(*weights, biases.gate_up_SF[row], biases.down_SD[row]) if self._biased else ExpertRow(*weights)
 
 
 class PeerStore:
@@ -180,6 +146,9 @@ class Store(Protocol):
     @property
     def down(self) -> Sequence[Any]: ...
 
+    @property
+    def biases(self) -> Sequence[Any]: ...
+
     def load(self, reader: Reader, progress: Progress | None = None) -> None:
         """Fills all primaries."""
         ...
@@ -219,6 +188,11 @@ class ExpertStore:
         """Of each layer, [S, D, I]."""
         return self._weights.down
 
+    @property
+    def biases(self) -> Sequence[Biases]:
+        """Of each layer; empty ones where the form has none."""
+        return self._weights.biases
+
     def load(self, reader: Reader, progress: Progress | None = None) -> None:
         """Fills all primaries and takes their checksums; redundant rows stay as they are."""
         for _ in self.load_each(reader, progress):
@@ -231,7 +205,7 @@ class ExpertStore:
         for layer in range(self.shape.num_layers):
             for row, expert in enumerate(primaries):
                 weights = self._weights.row(layer, row)
-                reader(layer, expert, weights.gate_up_FD, weights.down_DI)
+                reader(layer, expert, weights)
                 self._weights.checksums_LP[layer, row] = weights.checksum()
                 done = layer * len(primaries) + row + 1
                 if progress is not None:
@@ -283,23 +257,6 @@ class ExpertStore:
         self._weights = _Weights(bytes(ALIGNMENT), _NOTHING)
 
 
-def store_shapes(
-    primaries_E: PrimariesVector,
-    num_redundant_N: Sequence[int],
-    *,
-    num_layers: int,
-    hidden_size: int,
-    expert_size: int,
-) -> list[tuple[StoreLayout, StoreShape]]:
-    """Layout and shape of every worker's store: what each can compute about all others. ``num_redundant_N``: R of each worker."""
-    stores = []
-    for rank, num_redundant in enumerate(num_redundant_N):
-        layout = StoreLayout(primaries_E, rank, int(num_redundant))
-        shape = StoreShape.of(layout, num_layers=num_layers, hidden_size=hidden_size, expert_size=expert_size)
-        stores.append((layout, shape))
-    return stores
-
-
 def primary_row(layout: StoreLayout, expert: int) -> int:
     """Row of an expert's primary. Raises ``SlotError`` when that worker does not own it."""
     row = int(layout.row_E[expert]) if 0 <= expert < layout.row_E.shape[0] else -1
@@ -309,10 +266,6 @@ def primary_row(layout: StoreLayout, expert: int) -> int:
 
 
 _NOTHING = StoreShape(num_layers=0, num_primaries=0, num_redundant=0, hidden_size=1, expert_size=1)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _view(buffer: Buffer, offset: int, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:

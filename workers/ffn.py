@@ -32,7 +32,7 @@ from afore.transport.session import HUB, Directory, HubSession, RoleContext
 from afore.workers.belfry import Belfry
 from afore.workers.crew import crew, reporting
 from afore.workers.device.base import CopyJob
-from afore.workers.experts import Store, StoreShape, store_shapes
+from afore.workers.experts import Store
 from afore.workers.ffn_world import FfnParts, FfnWorld, Peer
 from afore.workers.group.base import Group
 from afore.workers.group.shared import AttentionPeer
@@ -43,6 +43,7 @@ from afore.workers.reports import Reports
 from afore.workers.sequencer import Sequencer, SequencerTimes
 from afore.workers.slot_table import HeldCopy, SlotTable
 from afore.workers.staging import Staging
+from afore.workers.store_shape import StoreShape, store_shapes
 
 PROGRESS_NS = 200_000_000
 """How often the hub is told how far loading is."""
@@ -113,6 +114,7 @@ def _shapes(ctx: RoleContext, spec: ModelSpec) -> list[tuple[StoreLayout, StoreS
         num_layers=spec.num_moe_layers,
         hidden_size=spec.hidden_size,
         expert_size=spec.expert_size,
+        form=spec.expert_form,
     )
 
 

@@ -9,9 +9,10 @@ from afore.transport.exchange import ExchangeLayout
 from afore.workers.device.emulated import EmulatedDevice
 from afore.workers.device.ports import EmulatedFleet
 from afore.workers.device.profile import CostProfile
-from afore.workers.experts import Store, StoreShape
+from afore.workers.experts import Store
 from afore.workers.group.emulated import EmulatedGroup
 from afore.workers.group.shared import AttentionPeer, SharedGroup
+from afore.workers.store_shape import StoreShape
 from afore.workers.tagged import TaggedPeer, TaggedStore
 
 NO_MEMORY = 64

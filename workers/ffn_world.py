@@ -18,9 +18,10 @@ from afore.transport.exchange import ExchangeLayout
 from afore.transport.session import RoleContext
 from afore.workers.device.base import Device
 from afore.workers.device.cpu import CpuDevice
-from afore.workers.experts import ExpertStore, PeerStore, Store, StoreShape
+from afore.workers.experts import ExpertRow, ExpertStore, PeerStore, Store
 from afore.workers.group.base import Group
 from afore.workers.group.shared import AttentionPeer, SharedGroup
+from afore.workers.store_shape import StoreShape
 
 
 class Peer(Protocol):
@@ -97,7 +98,12 @@ class CheckpointFfn:
         assert isinstance(store, ExpertStore)
         path = self._config.model if self._config.model is not None else bundled_model_path()
         with Checkpoint(path) as checkpoint:
-            yield from store.load_each(ExpertReader(checkpoint).read_expert)
+            reader = ExpertReader(checkpoint)
+
+            def read(layer: int, expert: int, row: ExpertRow) -> None:
+                reader.read_expert(layer, expert, row.gate_up_FD, row.down_DI, row.gate_up_bias_F, row.down_bias_D)
+
+            yield from store.load_each(read)
 
     def peer(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> PeerStore:
         return PeerStore(buffer, shape, layout)

@@ -61,6 +61,8 @@ class TargetCompute:
             self._store.gate_up[layer],
             self._store.down[layer],
             staging.out_TD,
+            self._store.shape.form,
+            self._store.biases[layer],
         )
 
 

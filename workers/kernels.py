@@ -1,4 +1,4 @@
-"""The experts on a CPU: one compiled call runs all of a target's pairs on this worker (SwiGLU, float32).
+"""The experts on a CPU: one compiled call runs all of a target's pairs on this worker (float32).
 
 Weights of one expert are one row of ``gate_up`` [S, F, D] (F = 2I: rows 0…I-1 gate, I…2I-1 up) and of ``down`` [S, D, I].
 Rows of hidden states are gathered in blocks; within a block, four weight rows are read once and used for all its tokens, two
@@ -7,6 +7,8 @@ at a time, so that weights stream through the cache once and eight sums are in f
 Measured on two shared EPYC cores, one thread: 102 µs for T=16, K=8, E=128, D=128, I=32. BLAS per expert (torch.mm into
 preallocated outputs) was slower up to 16 rows of one expert at nearly every size to D=4096, I=1408, and at most a third faster
 from 64; decode targets rarely have as many, so there is one path.
+
+Experts of another form than three matrices and silu (``ExpertForm``) have a kernel of their own beside it, of the same make.
 
 Reassociated sums are not the float64 reference's (3e-7 of the largest output away), but the same on every call.
 
@@ -21,11 +23,14 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, types
 
+from afore.models.expert_form import SILU_GATED, Activation, ExpertForm
 from afore.workers.device.base import F32, I32, Pairs
 from afore.workers.partition import compile_partition, partition
 
 _BLOCK_ROWS = 32
 _ZERO = np.float32(0)
+_NO_BIAS: F32 = np.zeros((0, 0), dtype=np.float32)
+_CLAMPED = int(Activation.CLAMPED)
 _RELAXED = {"reassoc", "contract", "nsz", "arcp", "afn"}  # not nnan, ninf: a NaN stays visible in the output
 
 
@@ -49,11 +54,25 @@ class CpuKernels:
         partition(ids_TK, shares_X4, primary_row_E, my_rank, num_rows, first_redundant, out)
 
     def grouped_mlp(
-        self, hidden_TD: F32, weights_TK: F32, pairs: Pairs, gate_up_SFD: F32, down_SDI: F32, out_TD: F32
+        self,
+        hidden_TD: F32,
+        weights_TK: F32,
+        pairs: Pairs,
+        gate_up_SFD: F32,
+        down_SDI: F32,
+        out_TD: F32,
+        form: ExpertForm = SILU_GATED,
+        biases: tuple[F32, F32] | None = None,
     ) -> None:
         """See ``Kernels.grouped_mlp``. Raises ``ValueError`` for shapes that do not belong together; releases the GIL."""
         check_shapes(hidden_TD, weights_TK, pairs, gate_up_SFD, down_SDI, out_TD)
-        _grouped_mlp(hidden_TD, weights_TK, pairs.token_P, pairs.k_P, pairs.start_S1, gate_up_SFD, down_SDI, out_TD)
+        pairs_of = pairs.token_P, pairs.k_P, pairs.start_S1
+        if form.activation is Activation.SILU and not form.biases:
+            _grouped_mlp(hidden_TD, weights_TK, *pairs_of, gate_up_SFD, down_SDI, out_TD)
+            return
+        biases = _checked_biases(form, biases, gate_up_SFD, down_SDI)
+        constants = int(form.activation), np.float32(form.alpha), np.float32(form.limit)
+        _grouped_mlp_formed(hidden_TD, weights_TK, *pairs_of, gate_up_SFD, down_SDI, *biases, *constants, out_TD)
 
 
 def check_shapes(hidden_TD: F32, weights_TK: F32, pairs: Pairs, gate_up_SFD: F32, down_SDI: F32, out_TD: F32) -> None:
@@ -72,8 +91,28 @@ def check_shapes(hidden_TD: F32, weights_TK: F32, pairs: Pairs, gate_up_SFD: F32
         raise ValueError(problem)
 
 
+def _checked_biases(
+    form: ExpertForm, biases: tuple[F32, F32] | None, gate_up_SFD: F32, down_SDI: F32
+) -> tuple[F32, F32]:
+    """Biases of a form that has them; empty ones otherwise, whatever was given."""
+    if not form.biases:
+        return _NO_BIAS, _NO_BIAS
+    if biases is None:
+        raise ValueError("experts of this form have biases, and none were given")
+    gate_up_SF, down_SD = biases
+    if gate_up_SF.shape != gate_up_SFD.shape[:2] or down_SD.shape != down_SDI.shape[:2]:
+        raise ValueError(f"biases {gate_up_SF.shape} and {down_SD.shape} are not of the experts {gate_up_SFD.shape}")
+    return gate_up_SF, down_SD
+
+
 def grouped_mlp_reference(
-    hidden_TD: F32, weights_TK: F32, pairs: Pairs, gate_up_SFD: F32, down_SDI: F32
+    hidden_TD: F32,
+    weights_TK: F32,
+    pairs: Pairs,
+    gate_up_SFD: F32,
+    down_SDI: F32,
+    form: ExpertForm = SILU_GATED,
+    biases: tuple[F32, F32] | None = None,
 ) -> npt.NDArray[np.float64]:
     """The same sum in plain float64 numpy, pair by pair: what the kernel must agree with."""
     out_TD = np.zeros(hidden_TD.shape)
@@ -82,9 +121,18 @@ def grouped_mlp_reference(
         for p in range(pairs.start_S1[row], pairs.start_S1[row + 1]):
             token = pairs.token_P[p]
             hidden_D = hidden_TD[token].astype(np.float64)
-            gate_I = gate_FD @ hidden_D
-            hidden_I = gate_I / (1 + np.exp(-gate_I)) * (up_FD @ hidden_D)
-            out_TD[token] += float(weights_TK[token, pairs.k_P[p]]) * (down_SDI[row].astype(np.float64) @ hidden_I)
+            gate_I, up_I = gate_FD @ hidden_D, up_FD @ hidden_D
+            if biases is not None:
+                gate_I, up_I = gate_I + biases[0][row, : len(gate_I)], up_I + biases[0][row, len(gate_I) :]
+            if form.activation is Activation.CLAMPED:
+                gate_I, up_I = np.minimum(gate_I, form.limit), np.clip(up_I, -form.limit, form.limit)
+                hidden_I = gate_I / (1 + np.exp(-form.alpha * gate_I)) * (up_I + 1)
+            else:
+                hidden_I = gate_I / (1 + np.exp(-gate_I)) * up_I
+            row_D = down_SDI[row].astype(np.float64) @ hidden_I
+            if biases is not None:
+                row_D = row_D + biases[1][row]
+            out_TD[token] += float(weights_TK[token, pairs.k_P[p]]) * row_D
     return out_TD
 
 
@@ -101,6 +149,11 @@ def compile_kernels() -> None:
     weights = types.float32[:, :, ::1]
     _grouped_mlp.compile((rows, rows, index, index, index, weights, weights, types.float32[:, ::1]))
     _grouped_mlp.disable_compile()
+    bias, scalar = types.float32[:, ::1], types.float32
+    _grouped_mlp_formed.compile(
+        (rows, rows, index, index, index, weights, weights, bias, bias, types.int64, scalar, scalar, bias)
+    )
+    _grouped_mlp_formed.disable_compile()
 
 
 @njit(nogil=True, fastmath=_RELAXED)
@@ -178,4 +231,68 @@ def _grouped_mlp(hidden_TD, weights_TK, token_P, k_P, start_S1, gate_up_SFD, dow
                 token = token_P[first + b]
                 for d in range(hidden_size):
                     out_TD[token, d] += y_BD[b, d]
+            first += count
+
+
+@njit(nogil=True, fastmath=_RELAXED)
+def _clamped(hidden_F, weight, alpha, limit, out_I):  # type: ignore[no-untyped-def]  # numba infers
+    """out = weight * g * sigmoid(alpha * g) * (u + 1), g = min(gate, limit), u = up within ±limit. A NaN stays one."""
+    size = out_I.shape[0]
+    for i in range(size):
+        gate, up = hidden_F[i], hidden_F[size + i]
+        gate = limit if gate > limit else gate
+        up = limit if up > limit else (-limit if up < -limit else up)
+        out_I[i] = weight * (up + np.float32(1)) * gate / (np.float32(1) + math.exp(-alpha * gate))
+
+
+@njit(nogil=True, cache=True, fastmath=_RELAXED)
+def _grouped_mlp_formed(  # type: ignore[no-untyped-def]  # numba infers
+    hidden_TD,
+    weights_TK,
+    token_P,
+    k_P,
+    start_S1,
+    gate_up_SFD,
+    down_SDI,
+    gate_up_bias_SF,
+    down_bias_SD,
+    activation,
+    alpha,
+    limit,
+    out_TD,
+):
+    """``_grouped_mlp`` for any form: biases where there are rows of them, and the activation that is asked for."""
+    out_TD[:] = _ZERO
+    hidden_size = hidden_TD.shape[1]
+    expert_size = down_SDI.shape[2]
+    biased = gate_up_bias_SF.shape[0] > 0
+    x_BD = np.empty((_BLOCK_ROWS, hidden_size), dtype=np.float32)
+    y_BD = np.empty((_BLOCK_ROWS, hidden_size), dtype=np.float32)
+    h_BF = np.empty((_BLOCK_ROWS, 2 * expert_size), dtype=np.float32)
+    a_BI = np.empty((_BLOCK_ROWS, expert_size), dtype=np.float32)
+    for row in range(start_S1.shape[0] - 1):
+        first = start_S1[row]
+        while first < start_S1[row + 1]:
+            count = min(_BLOCK_ROWS, start_S1[row + 1] - first)
+            for b in range(count):
+                x_BD[b] = hidden_TD[token_P[first + b]]
+            _project(x_BD, count, gate_up_SFD[row], h_BF)
+            for b in range(count):
+                weight = weights_TK[token_P[first + b], k_P[first + b]]
+                if biased:
+                    for f in range(2 * expert_size):
+                        h_BF[b, f] += gate_up_bias_SF[row, f]
+                if activation == _CLAMPED:
+                    _clamped(h_BF[b], weight, alpha, limit, a_BI[b])
+                else:
+                    _swiglu(h_BF[b], weight, a_BI[b])
+            _project(a_BI, count, down_SDI[row], y_BD)
+            for b in range(count):
+                token = token_P[first + b]
+                for d in range(hidden_size):
+                    out_TD[token, d] += y_BD[b, d]
+                if biased:
+                    weight = weights_TK[token, k_P[first + b]]
+                    for d in range(hidden_size):
+                        out_TD[token, d] += weight * down_bias_SD[row, d]
             first += count

@@ -66,11 +66,6 @@ class KvPool:
         """Blocks that a reservation can have now."""
         return self._allocator.num_free
 
-    def may_hold(self, tokens: int) -> bool:
-        """Whether blocks for ``tokens`` tokens are free, or will be once nobody uses those of released requests any more."""
-        returning = sum(len(holding.blocks) for holding in self._holdings.values() if holding.released)
-        return -(-tokens // self.block_tokens) <= self._allocator.num_free + returning
-
     @property
     def requests(self) -> tuple[int, ...]:
         """Requests whose blocks are out of use for others, released ones included."""

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from afore.core.errors import SlotError
 from afore.core.slots import EMPTY, StoreLayout
 from afore.workers.device.base import I32
-from afore.workers.experts import Progress, Reader, StoreShape, primary_row
+from afore.workers.experts import Progress, Reader, primary_row
+from afore.workers.store_shape import StoreShape
 
 LOADED = -1
 """Generation of a primary."""
@@ -103,6 +104,11 @@ class TaggedStore:
     @property
     def down(self) -> Sequence[TaggedLayer]:
         """The same objects: an expert's parts move together."""
+        return self._layers
+
+    @property
+    def biases(self) -> Sequence[TaggedLayer]:
+        """The same objects."""
         return self._layers
 
     def load(self, reader: Reader | None = None, progress: Progress | None = None) -> None:

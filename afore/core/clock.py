@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -39,10 +39,19 @@ class WallClock:
 
 
 class LoopClock:
-    """The running loop's time; exact under the virtual-clock loop, whose ``time_ns`` is an integer."""
+    """The running loop's time; exact under the virtual-clock loop, whose ``time_ns`` is an integer.
+
+    ``loop`` binds the clock to that loop, which is read without asking each time which one is running.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop
+        self._time_ns: Callable[[], int] | None = getattr(loop, "time_ns", None)
 
     def now_ns(self) -> int:
-        loop = asyncio.get_running_loop()
+        if self._time_ns is not None:
+            return self._time_ns()
+        loop = self._loop or asyncio.get_running_loop()
         time_ns = getattr(loop, "time_ns", None)
         return int(time_ns()) if time_ns is not None else int(loop.time() * 1e9)
 

@@ -251,6 +251,11 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """Attention -> engine: since the last refusal blocks of released requests have come free, which somebody was still using."""
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Engine -> attention: the request has ended. ``quarantine`` keeps its blocks until prefill says it is done with them."""
 
@@ -434,6 +439,7 @@ Message = (
     | CancelStep
     | Reserve
     | Reserved
+    | Room
     | Release
     | KvReady
     | PrefillWork

@@ -110,6 +110,66 @@ def imbalance(demand_E: Integers, assign_EN: Integers, primaries_E: Integers, ti
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loads:
+    """What one target asks of the FFN workers; maxima are over workers, before and after its shares."""
+
+    pairs: int
+    """Token-expert pairs of its demand."""
+    tiles: int
+    """Tiles of its demand, were every expert computed in one place."""
+    max_pairs_before: int
+    max_pairs_after: int
+    max_tiles_before: int
+    max_tiles_after: int
+
+    def imbalance(self, num_workers: int) -> Imbalance | None:
+        """The same as ratios; none without demand."""
+        if self.pairs == 0:
+            return None
+        return Imbalance(
+            token_before=self.max_pairs_before * num_workers / self.pairs,
+            token_after=self.max_pairs_after * num_workers / self.pairs,
+            tile_before=self.max_tiles_before * num_workers / self.tiles,
+            tile_after=self.max_tiles_after * num_workers / self.tiles,
+            tile_bound=-(-self.tiles // num_workers) * num_workers / self.tiles,
+        )
+
+
+def shared_loads(
+    demand_E: Integers, shares: Iterable[Share], primaries_E: Integers, num_workers: int, tile_tokens: int
+) -> Loads:
+    """What ``shared_assignment`` amounts to, in time E + shares instead of E · N: cheap enough for every target."""
+    demand_E = np.asarray(demand_E, np.int64)
+    tiles_E = -(-demand_E // tile_tokens)
+    pairs_N = np.bincount(primaries_E, weights=demand_E, minlength=num_workers)
+    tiles_N = np.bincount(primaries_E, weights=tiles_E, minlength=num_workers)
+    max_pairs, max_tiles = int(pairs_N.max()), int(tiles_N.max())
+    cells: dict[tuple[int, int], int] = {}
+    rest: dict[int, int] = {}
+    for share in sorted(shares, key=lambda share: (share.expert, share.worker)):
+        left = rest.setdefault(share.expert, int(demand_E[share.expert]))
+        taken = min(share.count, left)
+        rest[share.expert] = left - taken
+        cells[share.expert, share.worker] = cells.get((share.expert, share.worker), 0) + taken
+    for expert, left in rest.items():
+        primary = int(primaries_E[expert])
+        pairs_N[primary] -= demand_E[expert]
+        tiles_N[primary] -= tiles_E[expert]
+        cells[expert, primary] = cells.get((expert, primary), 0) + left
+    for (_, worker), pairs in cells.items():
+        pairs_N[worker] += pairs
+        tiles_N[worker] += -(-pairs // tile_tokens)
+    return Loads(
+        pairs=int(demand_E.sum()),
+        tiles=int(tiles_E.sum()),
+        max_pairs_before=max_pairs,
+        max_pairs_after=int(pairs_N.max()) if rest else max_pairs,
+        max_tiles_before=max_tiles,
+        max_tiles_after=int(tiles_N.max()) if rest else max_tiles,
+    )
+
+
 class _Mean:
     """Sums of the five ratios of ``Imbalance``."""
 
@@ -151,17 +211,19 @@ class ImbalanceStats:
 
     def add(self, layer: int, demand_E: Integers, assign_EN: Integers) -> Imbalance | None:
         """Counts one target; returns its imbalance, none without demand. Raises ``ValueError`` as ``imbalance`` does."""
-        one = imbalance(demand_E, assign_EN, self._primaries_LE[layer], self._tile_tokens)
+        return self._count(layer, imbalance(demand_E, assign_EN, self._primaries_LE[layer], self._tile_tokens))
+
+    def add_shares(self, layer: int, demand_E: Integers, shares: Iterable[Share]) -> Loads:
+        """The same from a ring entry's shares, as the workers clip them; returns its loads."""
+        loads = shared_loads(demand_E, shares, self._primaries_LE[layer], self._num_workers, self._tile_tokens)
+        self._count(layer, loads.imbalance(self._num_workers))
+        return loads
+
+    def _count(self, layer: int, one: Imbalance | None) -> Imbalance | None:
         if one is not None:
             self._all.add(one)
             self._layers[layer].add(one)
         return one
-
-    def add_shares(self, layer: int, demand_E: Integers, shares: Iterable[Share]) -> Imbalance | None:
-        """The same from a ring entry's shares, as the workers clip them."""
-        return self.add(
-            layer, demand_E, shared_assignment(demand_E, shares, self._primaries_LE[layer], self._num_workers)
-        )
 
     def to_json(self) -> dict[str, Any]:
         """``{"token": {"before", "after"}, "tile": {"before", "after", "bound"}}``; None where no target had demand."""

@@ -26,7 +26,8 @@ class ModulesState:
     """The residual stream."""
     rotary: Any
     """Whatever the family's rotary module returns, passed on unopened."""
-    mask: torch.Tensor | None
+    masks: dict[int | None, torch.Tensor | None]
+    """By window; each as the model's attention takes it."""
     cache: PagedCache
     hidden: torch.Tensor | None = None
     """What ``attend`` sent to the experts, for the shared ones; ``None`` outside a MoE layer."""
@@ -43,17 +44,20 @@ class TransformersAttention:
         self._body = model.module.model
         self._head = model.module.lm_head
         self._dtype = model.module.lm_head.weight.dtype
+        self._masks_are_added = model.module.config._attn_implementation == "eager"
         self._storage = storage
         self._kinds = layer_kinds(model.spec)
+        windows = model.family.windows(model.module.config)
+        self._windows = frozenset(windows)
         self._layers = [
             _LayerModules(
                 input_norm=layer.get_submodule(model.family.input_norm),
                 attention=layer.get_submodule(model.family.attention),
                 post_norm=layer.get_submodule(model.family.post_norm),
                 mlp=layer.get_submodule(model.family.mlp),
-                gate=None if kind.moe_ordinal is None else layer.get_submodule(model.family.gate),
+                window=window,
             )
-            for layer, kind in zip(self._body.layers, self._kinds, strict=True)
+            for layer, window in zip(self._body.layers, windows, strict=True)
         ]
         self._cache_keyword = cache_keyword(self._layers[0].attention)
 
@@ -69,12 +73,13 @@ class TransformersAttention:
         slots = step_slots(self._storage.layout.block_tokens, batch.block_tables_TB, batch.positions_T)
         x = self._body.embed_tokens(torch.from_numpy(batch.token_ids_T)[:, None])
         rotary = self._body.rotary_emb(x, torch.from_numpy(batch.positions_T)[:, None])
-        return ModulesState(x=x, rotary=rotary, mask=slots.mask, cache=PagedCache(self._storage, slots))
+        masks = {window: self._as_taken(slots.mask(window)) for window in self._windows}
+        return ModulesState(x=x, rotary=rotary, masks=masks, cache=PagedCache(self._storage, slots))
 
     @torch.inference_mode()
     def dense(self, state: ModulesState, layer_index: int) -> None:
         layer = self._layers[layer_index]
-        assert layer.gate is None, f"layer {layer_index} is sparse"
+        assert self._kinds[layer_index].moe_ordinal is None, f"layer {layer_index} is sparse"
         hidden = self._attention_block(state, layer)
         state.x = state.x + layer.mlp(hidden)
 
@@ -83,7 +88,7 @@ class TransformersAttention:
         assert state.hidden is None, "combine the previous layer first"
         layer = self._layers[self._spec.moe_layers[moe_ordinal]]
         hidden = self._attention_block(state, layer)
-        _, weights_TK, ids_TK = layer.gate(hidden.view(-1, self._spec.hidden_size))
+        weights_TK, ids_TK = self._family.route(layer.mlp, hidden.view(-1, self._spec.hidden_size))
         state.hidden = hidden
         return Routed(
             hidden_TD=hidden.view(-1, self._spec.hidden_size).to(torch.float32).contiguous().numpy(),
@@ -107,12 +112,18 @@ class TransformersAttention:
         logits_TV: F32 = rows_TV.to(torch.float32).contiguous().numpy()
         return logits_TV
 
+    def _as_taken(self, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """Fused attention takes true and false; eager attention, which attention sinks need, adds a mask to its scores."""
+        if mask is None or not self._masks_are_added:
+            return mask
+        return torch.zeros(mask.shape, dtype=self._dtype).masked_fill_(~mask, torch.finfo(self._dtype).min)
+
     def _attention_block(self, state: ModulesState, layer: _LayerModules) -> torch.Tensor:
         """Attention and its residual; returns the rows after the post-attention norm."""
         attended, *_ = layer.attention(
             hidden_states=layer.input_norm(state.x),
             position_embeddings=state.rotary,
-            attention_mask=state.mask,
+            attention_mask=state.masks[layer.window],
             **{self._cache_keyword: state.cache},
         )
         state.x = state.x + attended
@@ -126,7 +137,7 @@ class _LayerModules:
     attention: Any
     post_norm: Any
     mlp: Any
-    gate: Any
+    window: int | None
 
 
 def cache_keyword(attention: Any) -> str:

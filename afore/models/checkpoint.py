@@ -25,6 +25,14 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 COPY_AGAIN = "copy the file again from where the model was published"
 _PLAIN_DTYPES = frozenset({"BF16", "F16", "F32"})
+_QUANTISED = {
+    ".weight_scale_inv": "fp8",
+    "_proj_blocks": "mxfp4",
+    "_proj_scales": "mxfp4",
+    ".weight_packed": "compressed-tensors",
+    ".qweight": "gptq or awq",
+}
+"""Endings of names that only quantised checkpoints have."""
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
@@ -54,6 +62,13 @@ class Checkpoint:
         tensor: torch.Tensor = handle.get_tensor(name)
         return tensor
 
+    def read_slice(self, name: str, index: int) -> torch.Tensor:
+        """Reads row ``index`` of a tensor, and not the others. Raises ``CheckpointError``."""
+        handle = self._handle(name)
+        self.tensors_read += 1
+        row: torch.Tensor = handle.get_slice(name)[index]
+        return row
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, from the header."""
         return tuple(self._handle(name).get_slice(name).get_shape())
@@ -64,12 +79,16 @@ class Checkpoint:
         ``dense_shapes`` names everything but the routed experts (``loading.dense_shapes`` says it); ``optional`` may be absent.
         """
         expected = dict(dense_shapes)
-        size, hidden = self.spec.expert_size, self.spec.hidden_size
-        for layer in self.spec.moe_layers:
-            for expert in range(self.spec.num_experts):
-                gate, up, down = self.family.expert_tensors(layer, expert)
-                expected[gate] = expected[up] = (size, hidden)
-                expected[down] = (hidden, size)
+        spec = self.spec
+        for layer in spec.moe_layers:
+            expected |= self.family.expert_files.shapes(
+                layer,
+                num_experts=spec.num_experts,
+                hidden_size=spec.hidden_size,
+                expert_size=spec.expert_size,
+                form=spec.expert_form,
+            )
+        self._refuse_quantised()
         allowed_absent = frozenset(optional)
         missing = sorted(name for name in expected if name not in self._file_of and name not in allowed_absent)
         if missing:
@@ -117,7 +136,18 @@ class Checkpoint:
         layer = _LAYER.match(name)
         if layer is not None and int(layer.group(1)) >= self.spec.num_layers:
             return False
-        return not name.endswith("rotary_emb.inv_freq")
+        return not name.endswith("rotary_emb.inv_freq") and not any(part in name for part in self.family.ignored)
+
+    def _refuse_quantised(self) -> None:
+        """Names a quantisation that config.json keeps silent about."""
+        for ending, kind in _QUANTISED.items():
+            found = next((name for name in sorted(self._file_of) if name.endswith(ending)), None)
+            if found is not None:
+                raise CheckpointError(
+                    str(self.path),
+                    f"the weights are quantised ({kind}: {found})",
+                    f"use a bfloat16, float16 or float32 release of {self.family.title}",
+                )
 
     def _handle(self, name: str) -> Any:
         file = self._file_of.get(name)
@@ -137,7 +167,7 @@ class Checkpoint:
 
 
 class ExpertReader:
-    """Reads single routed experts out of a checkpoint, as one gate|up block and one down block."""
+    """Reads single routed experts out of a checkpoint, as one gate|up block and one down block, whatever the files' layout."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -146,6 +176,8 @@ class ExpertReader:
         """[2I, D]: gate rows, then up rows."""
         self.down_shape = (spec.hidden_size, spec.expert_size)
         """[D, I]."""
+        self.has_biases = spec.expert_form.biases
+        """Whether an expert has biases [2I] and [D]."""
 
     def read_expert(
         self,
@@ -153,25 +185,42 @@ class ExpertReader:
         expert: int,
         gate_up_FD: torch.Tensor | npt.NDArray[np.float32],
         down_DI: torch.Tensor | npt.NDArray[np.float32],
+        gate_up_bias_F: torch.Tensor | npt.NDArray[np.float32] | None = None,
+        down_bias_D: torch.Tensor | npt.NDArray[np.float32] | None = None,
     ) -> None:
         """Reads one expert of MoE layer ``layer_ordinal`` into the caller's buffers [2I, D] and [D, I], in their dtype.
 
-        Three tensors are read. Raises ``CheckpointError``; wrong buffer shapes are the caller's defect.
+        Experts with biases fill [2I] and [D] too. Raises ``CheckpointError``; wrong buffers are the caller's defect.
         """
-        gate_up = gate_up_FD if isinstance(gate_up_FD, torch.Tensor) else torch.from_numpy(gate_up_FD)
-        down = down_DI if isinstance(down_DI, torch.Tensor) else torch.from_numpy(down_DI)
+        gate_up, down = _tensor(gate_up_FD), _tensor(down_DI)
         assert tuple(gate_up.shape) == self.gate_up_shape, f"gate|up buffer has shape {tuple(gate_up.shape)}"
         assert tuple(down.shape) == self.down_shape, f"down buffer has shape {tuple(down.shape)}"
-        checkpoint = self._checkpoint
-        names = checkpoint.family.expert_tensors(checkpoint.spec.moe_layers[layer_ordinal], expert)
-        size = checkpoint.spec.expert_size
-        for name, rows in zip(names, (gate_up[:size], gate_up[size:], down), strict=True):
-            tensor = checkpoint.read(name)
+        checkpoint, spec = self._checkpoint, self._checkpoint.spec
+        layer, size = spec.moe_layers[layer_ordinal], spec.expert_size
+        read = checkpoint.family.expert_files.read(checkpoint, layer, expert, spec.expert_form)
+        parts = [(read.gate, gate_up[:size]), (read.up, gate_up[size:]), (read.down, down)]
+        if self.has_biases:
+            assert gate_up_bias_F is not None, "this family's experts have biases"
+            assert down_bias_D is not None, "this family's experts have biases"
+            assert read.gate_bias is not None, "the family reads no biases"
+            assert read.up_bias is not None, "the family reads no biases"
+            assert read.down_bias is not None, "the family reads no biases"
+            gate_up_bias, down_bias = _tensor(gate_up_bias_F), _tensor(down_bias_D)
+            parts += [
+                (read.gate_bias, gate_up_bias[:size]),
+                (read.up_bias, gate_up_bias[size:]),
+                (read.down_bias, down_bias),
+            ]
+        for name, (tensor, rows) in zip(read.names, parts, strict=True):
             if tensor.shape != rows.shape:  # copy_ would broadcast it
                 raise CheckpointError(
                     str(checkpoint.path), f"{name} has shape {tuple(tensor.shape)}, not {tuple(rows.shape)}", COPY_AGAIN
                 )
             rows.copy_(tensor)
+
+
+def _tensor(buffer: torch.Tensor | npt.NDArray[np.float32]) -> torch.Tensor:
+    return buffer if isinstance(buffer, torch.Tensor) else torch.from_numpy(buffer)
 
 
 def _read_index(directory: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from afore.core.errors import CheckpointError
+from afore.models.expert_form import SILU_GATED, ExpertForm
 from afore.models.families import FAMILIES, Family, HeadsAndDim
 
 LOCAL_DIRECTORY = "give a local directory with config.json, tokenizer and *.safetensors files; nothing is downloaded"
@@ -48,6 +49,8 @@ class ModelSpec:
     """Query heads."""
     kv_parts: tuple[HeadsAndDim, HeadsAndDim]
     """(heads, dim) of the two tensors that a layer caches per token, as ``Cache.update`` receives them."""
+    expert_form: ExpertForm = SILU_GATED
+    """What a routed expert holds and computes."""
 
     @property
     def num_moe_layers(self) -> int:
@@ -56,8 +59,8 @@ class ModelSpec:
 
     @property
     def expert_elements(self) -> int:
-        """Numbers in one routed expert: gate, up and down."""
-        return 3 * self.expert_size * self.hidden_size
+        """Numbers in one routed expert: gate, up and down, and biases where it has them."""
+        return self.expert_form.elements(self.hidden_size, self.expert_size)
 
 
 def read_config(path: str | Path, families: Mapping[str, Family] = FAMILIES) -> tuple[ModelSpec, Family, Any]:
@@ -104,19 +107,20 @@ def _read_json(file: Path, remedy: str) -> dict[str, Any]:
 
 
 def _supported_family(file: Path, raw: dict[str, Any], families: Mapping[str, Family]) -> Family:
-    supported = ", ".join(f"{name} = {family.title}" for name, family in families.items())
     model_type = raw.get("model_type")
     family = families.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise CheckpointError(
-            str(file), f"model_type {model_type!r} is not supported", f"use a checkpoint of one of: {supported}"
+            str(file),
+            f"model_type {model_type!r} is not supported",
+            f"use a checkpoint whose model_type is one of: {', '.join(families)}",
         )
     quantisation = raw.get("quantization_config", raw.get("compression_config"))
     if quantisation is not None:
         raise CheckpointError(
             str(file),
             f"the weights are quantised ({_quantisation_name(quantisation)})",
-            "use the bfloat16, float16 or float32 release of the model",
+            f"use a bfloat16, float16 or float32 release of {family.title}",
         )
     return family
 
@@ -138,14 +142,15 @@ def _spec(directory: Path, config: Any, family: Family) -> ModelSpec:
         num_experts=getattr(config, family.num_experts),
         experts_per_token=config.num_experts_per_tok,
         hidden_size=config.hidden_size,
-        expert_size=config.moe_intermediate_size,
+        expert_size=getattr(config, family.expert_size),
         expert_dtype=str(config.dtype or "float32").removeprefix("torch."),
-        has_shared_experts=family.has_shared,
+        has_shared_experts=family.has_shared(config),
         vocab_size=config.vocab_size,
         eos_ids=_eos_ids(directory, config),
-        max_positions=config.max_position_embeddings,
+        max_positions=_max_positions(config),
         num_heads=config.num_attention_heads,
         kv_parts=family.kv_parts(config),
+        expert_form=family.expert_form(config),
     )
     if not spec.moe_layers:
         raise CheckpointError(file, "the model has no MoE layer", "use a model with routed experts")
@@ -159,7 +164,21 @@ def _spec(directory: Path, config: Any, family: Family) -> ModelSpec:
         raise CheckpointError(
             file, f"hidden_act {config.hidden_act!r} is not supported", "use a model whose experts are silu-gated"
         )
+    refusal = family.refusal(config)
+    if refusal is not None:
+        raise CheckpointError(file, refusal, "copy the file again from where the model was published")
     return spec
+
+
+def _max_positions(config: Any) -> int:
+    """Rotary tables of kind ``longrope`` are others beyond the original length, for a whole batch at once: rows of one step would
+    change each other there, and what is cached would be of the wrong table. Sequences end before it.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        original = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+        return min(int(original), int(config.max_position_embeddings))
+    return int(config.max_position_embeddings)
 
 
 def _eos_ids(directory: Path, config: Any) -> tuple[int, ...]:

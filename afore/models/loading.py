@@ -57,23 +57,33 @@ def load_whole_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32)
     """Loads the model with all routed experts: what a prefill worker needs. Raises ``CheckpointError``."""
     module = _build_without_experts(checkpoint)
     _fill(module, checkpoint, dtype)
-    reader = ExpertReader(checkpoint)
-    spec = checkpoint.spec
+    family = checkpoint.family
     with torch.device("meta"):
         whole = AutoModelForCausalLM.from_config(checkpoint.config)
-    for ordinal, layer_index in enumerate(spec.moe_layers):
-        gate_up_EFD = torch.empty((spec.num_experts, *reader.gate_up_shape), dtype=dtype)
-        down_EDI = torch.empty((spec.num_experts, *reader.down_shape), dtype=dtype)
-        for expert in range(spec.num_experts):
-            reader.read_expert(ordinal, expert, gate_up_EFD[expert], down_EDI[expert])
-        experts = whole.model.layers[layer_index].get_submodule(checkpoint.family.experts)
-        assert experts.gate_up_proj.shape == gate_up_EFD.shape, "this family fuses its experts in another way"
-        experts.gate_up_proj = nn.Parameter(gate_up_EFD, requires_grad=False)
-        experts.down_proj = nn.Parameter(down_EDI, requires_grad=False)
+    for ordinal, layer_index in enumerate(checkpoint.spec.moe_layers):
+        experts = whole.model.layers[layer_index].get_submodule(family.experts)
+        if family.expert_files.fused:
+            prefix = f"model.layers.{layer_index}.{family.experts}."
+            read = {name: checkpoint.read(family.disk_name(prefix + name)) for name in experts.state_dict()}
+        else:
+            read = _fused_experts(checkpoint, ordinal, dtype)
+        for name, tensor in read.items():
+            assert getattr(experts, name).shape == tensor.shape, "this family fuses its experts in another way"
+            setattr(experts, name, nn.Parameter(tensor.to(dtype, copy=family.expert_files.fused), requires_grad=False))
         experts.eval()
-        module.model.layers[layer_index].set_submodule(checkpoint.family.experts, experts)
+        module.model.layers[layer_index].set_submodule(family.experts, experts)
     _assert_loaded(module)
     return LoadedModel(module, checkpoint.spec, checkpoint.family)
+
+
+def _fused_experts(checkpoint: Checkpoint, ordinal: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """A MoE layer's experts as the module holds them: gate_up_proj [E, 2I, D] and down_proj [E, D, I]."""
+    reader, num_experts = ExpertReader(checkpoint), checkpoint.spec.num_experts
+    gate_up_EFD = torch.empty((num_experts, *reader.gate_up_shape), dtype=dtype)
+    down_EDI = torch.empty((num_experts, *reader.down_shape), dtype=dtype)
+    for expert in range(num_experts):
+        reader.read_expert(ordinal, expert, gate_up_EFD[expert], down_EDI[expert])
+    return {"gate_up_proj": gate_up_EFD, "down_proj": down_EDI}
 
 
 def _build_without_experts(checkpoint: Checkpoint) -> Any:

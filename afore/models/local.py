@@ -15,10 +15,19 @@ from torch.nn.functional import linear, silu
 from afore.models.attention import F32, AttentionModel, Routed, StepBatch
 from afore.models.attention_modules import TransformersAttention
 from afore.models.checkpoint import Checkpoint, ExpertReader
+from afore.models.expert_form import Activation, ExpertForm
 from afore.models.kv import BlockAllocator, KVLayout, KVStorage
 from afore.models.loading import load_dense_model, load_whole_model
 from afore.models.prefill import PrefillModel
 from afore.models.prefill_modules import TransformersPrefill
+
+
+def activated(form: ExpertForm, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """The hidden rows of an expert, from its two projections."""
+    if form.activation is Activation.CLAMPED:
+        gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)
+        return gate * torch.sigmoid(form.alpha * gate) * (up + 1)
+    return silu(gate) * up
 
 
 class LocalExperts:
@@ -27,11 +36,28 @@ class LocalExperts:
     def __init__(self, checkpoint: Checkpoint) -> None:
         reader = ExpertReader(checkpoint)
         spec = checkpoint.spec
-        self._gate_up_LE = torch.empty((spec.num_moe_layers, spec.num_experts, *reader.gate_up_shape))
-        self._down_LE = torch.empty((spec.num_moe_layers, spec.num_experts, *reader.down_shape))
+        self._form = spec.expert_form
+        per_expert = (spec.num_moe_layers, spec.num_experts)
+        self._gate_up_bias_LE = torch.zeros((*per_expert, reader.gate_up_shape[0])) if reader.has_biases else None
+        self._down_bias_LE = torch.zeros((*per_expert, reader.down_shape[0])) if reader.has_biases else None
+        self._gate_up_LE = torch.empty((*per_expert, *reader.gate_up_shape))
+        self._down_LE = torch.empty((*per_expert, *reader.down_shape))
         for layer in range(spec.num_moe_layers):
             for expert in range(spec.num_experts):
-                reader.read_expert(layer, expert, self._gate_up_LE[layer, expert], self._down_LE[layer, expert])
+                gate_up_bias, down_bias = self._biases(layer, expert)
+                reader.read_expert(
+                    layer,
+                    expert,
+                    self._gate_up_LE[layer, expert],
+                    self._down_LE[layer, expert],
+                    gate_up_bias,
+                    down_bias,
+                )
+
+    def _biases(self, layer: int, expert: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        if self._gate_up_bias_LE is None or self._down_bias_LE is None:
+            return None, None
+        return self._gate_up_bias_LE[layer, expert], self._down_bias_LE[layer, expert]
 
     @torch.inference_mode()
     def __call__(self, moe_ordinal: int, routed: Routed) -> F32:
@@ -40,8 +66,9 @@ class LocalExperts:
         out_TD = torch.zeros_like(hidden_TD)
         for expert in np.unique(routed.ids_TK):
             rows, choices = (torch.from_numpy(index) for index in np.nonzero(routed.ids_TK == expert))
-            gate, up = linear(hidden_TD[rows], self._gate_up_LE[moe_ordinal, expert]).chunk(2, dim=-1)
-            output = linear(silu(gate) * up, self._down_LE[moe_ordinal, expert])
+            gate_up_bias, down_bias = self._biases(moe_ordinal, expert)
+            gate, up = linear(hidden_TD[rows], self._gate_up_LE[moe_ordinal, expert], gate_up_bias).chunk(2, dim=-1)
+            output = linear(activated(self._form, gate, up), self._down_LE[moe_ordinal, expert], down_bias)
             out_TD.index_add_(0, rows, output * weights_TK[rows, choices, None])
         summed: F32 = out_TD.numpy()
         return summed

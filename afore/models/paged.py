@@ -29,14 +29,25 @@ class StepSlots:
     """Slot of each row's new token, int64 [T]."""
     read_X: torch.Tensor
     """Slots of every row's positions 0…Lmax-1, flat int64 [T · Lmax]."""
-    mask: torch.Tensor | None
-    """True where a row may look, bool [T, 1, 1, Lmax]; ``None`` when all rows are equally long and nothing is hidden."""
+    positions_T: I64
+    """Position of each row's new token."""
     longest: int
     """Lmax."""
 
+    def mask(self, window: int | None = None) -> torch.Tensor | None:
+        """True where a row may look, bool [T, 1, 1, Lmax]; ``None`` when all rows are equally long and nothing is hidden.
+
+        ``window``: a row sees its last so many positions, its own among them; ``None``: all of them.
+        """
+        positions_T1, all_L = self.positions_T[:, None], np.arange(self.longest)
+        visible_TL = all_L <= positions_T1
+        if window is not None:
+            visible_TL &= all_L > positions_T1 - window
+        return None if visible_TL.all() else torch.from_numpy(visible_TL)[:, None, None, :]
+
 
 def step_slots(block_tokens: int, block_tables_TB: I32, positions_T: I64) -> StepSlots:
-    """Slots and mask of a step: row t is at ``positions_T[t]``, its blocks are ``block_tables_TB[t]`` (the rest is padding).
+    """Slots of a step: row t is at ``positions_T[t]``, its blocks are ``block_tables_TB[t]`` (the rest is padding).
 
     Vectorised: computed once a step in tens of microseconds.
     """
@@ -47,12 +58,10 @@ def step_slots(block_tokens: int, block_tables_TB: I32, positions_T: I64) -> Ste
     slots_TL = (first_slots_TB[:, :, None] + np.arange(block_tokens)).reshape(len(positions_T), -1)[:, :longest]
     write_T = slots_TL[np.arange(len(positions_T)), positions_T]
     visible_TL = np.arange(longest) <= positions_T[:, None]
-    mask: torch.Tensor | None = None
     if not visible_TL.all():
         slots_TL = np.where(visible_TL, slots_TL, slots_TL[:, :1])
-        mask = torch.from_numpy(visible_TL)[:, None, None, :]
     read_X = torch.from_numpy(np.ascontiguousarray(slots_TL).reshape(-1))
-    return StepSlots(torch.from_numpy(np.ascontiguousarray(write_T)), read_X, mask, longest)
+    return StepSlots(torch.from_numpy(np.ascontiguousarray(write_T)), read_X, positions_T, longest)
 
 
 class PagedCache(Cache):

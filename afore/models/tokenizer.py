@@ -6,6 +6,7 @@ Streaming never shows half a character: what a token adds is held back while it 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,9 @@ class Tokenizer:
                 f"tokenizer cannot be loaded ({lines[0] if lines else type(error).__name__})",
                 "copy the tokenizer files again from where the model was published",
             ) from error
+
+        # The engine says what is too long, and refuses it; the tokenizer would only grumble beside it.
+        self._tokenizer.model_max_length = sys.maxsize
 
     @property
     def eos_id(self) -> int | None:

@@ -108,7 +108,7 @@ class Batcher:
         self._seats_AM = [[0] * topology.microbatches for _ in range(topology.attention)]
         """Requests that hold a seat of (attention worker, microbatch), from admission to their end."""
         self._no_room: set[int] = set()
-        """Attention workers that refused a reservation; asked again after one of their requests ends."""
+        """Attention workers that refused a reservation; asked again once one of their requests ends, or they say ``Room``."""
         self._releases_A = [0] * topology.attention
         self._next_number = 0
         self._next_prefill = 0
@@ -190,6 +190,11 @@ class Batcher:
                 ),
             )
         )
+
+    def room(self, attention: int) -> None:
+        """Blocks of an earlier release have come free only now: who was refused may ask again."""
+        self._no_room.discard(attention)
+        self._admit()
 
     def prefill_done(self, done: control.PrefillDone) -> None:
         """The first token: it goes out at once; the request joins when its KV has come too."""

@@ -27,6 +27,8 @@ def check(config: RunConfig) -> None:
     Raises ``ConfigError`` or ``CheckpointError``.
     """
     check_policy(config.policy)
+    if config.device.name != "cpu":
+        raise ConfigError("device.name", f"{config.device.name} is for virtual time", "leave it at cpu")
     with Checkpoint(checkpoint_path(config)) as checkpoint:
         verify_checkpoint(checkpoint)
         request_limits(config, checkpoint.spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,6 +32,10 @@ class Limits:
     kv_tokens: int
     """Tokens that one attention worker's KV cache holds."""
     eos_ids: frozenset[int]
+
+
+Owed = tuple[str, int, str]
+"""(role, rank, what it owes the engine)."""
 
 
 class Text(Protocol):
@@ -77,6 +82,10 @@ class Engine:
         )
         self._lost: RoleLost | None = None
         self._step_timers: dict[tuple[int, int], asyncio.TimerHandle] = {}
+        self._owed: Counter[Owed] = Counter()
+        """Answers that are due, by who owes what."""
+        self._owed_timers: dict[Owed, asyncio.TimerHandle] = {}
+        """Until its debtor must have given the next one."""
         hub.on_member = self.from_member
         hub.on_client = self.from_client
         hub.on_client_gone = self.client_gone
@@ -132,10 +141,14 @@ class Engine:
         if isinstance(message, control.StepDone) and role == ATTENTION:
             self._batcher.step_done(rank, message)
         elif isinstance(message, control.Reserved) and role == ATTENTION:
+            self._paid((role, rank, "the blocks of a request"))
             self._batcher.reserved(rank, message)
+        elif isinstance(message, control.Room) and role == ATTENTION:
+            self._batcher.room(rank)
         elif isinstance(message, control.KvReady) and role == ATTENTION:
             self._batcher.kv_ready(message)
         elif isinstance(message, control.PrefillDone) and role == PREFILL:
+            self._paid((role, rank, "the first token of a prompt"))
             self._batcher.prefill_done(message)
         elif isinstance(message, control.StepAborted) and role == SCHEDULER:
             log.warning(
@@ -150,9 +163,11 @@ class Engine:
         """A role is gone: every request ends with an error that names it, and so does every later one."""
         if self._lost is None:
             self._lost = RoleLost(name, reason)
-        for timer in self._step_timers.values():
+        for timer in (*self._step_timers.values(), *self._owed_timers.values()):
             timer.cancel()
         self._step_timers.clear()
+        self._owed_timers.clear()
+        self._owed.clear()
         for request in self._batcher.live:
             if request.state is not State.ENDED:
                 self._fail(request.client, request.name, self._lost)
@@ -248,7 +263,32 @@ class Engine:
                     self.observer.scheduled(request)
             if isinstance(message, control.Announce):
                 self._watch_step(message)
+            elif isinstance(message, control.Reserve):
+                self._owes((role, rank, "the blocks of a request"))
+            elif isinstance(message, control.PrefillWork):
+                self._owes((role, rank, "the first token of a prompt"))
             self._hub.to_member(role, rank, message)
+
+    def _owes(self, owed: Owed) -> None:
+        """One more answer is due. Answers come in order, so each has its time from the one before it."""
+        self._owed[owed] += 1
+        if self._owed[owed] == 1:
+            self._owed_timers[owed] = asyncio.get_running_loop().call_later(
+                self._config.times.step_s, self._overdue, owed
+            )
+
+    def _paid(self, owed: Owed) -> None:
+        timer = self._owed_timers.pop(owed, None)
+        if timer is not None:
+            timer.cancel()
+        left = self._owed.pop(owed, 0) - 1
+        if left > 0:
+            self._owes(owed)
+            self._owed[owed] = left
+
+    def _overdue(self, owed: Owed) -> None:
+        role, rank, what = owed
+        self.lost(member_name(role, rank), f"{what} has not come for {self._config.times.step_s:g} s")
 
     def _watch_step(self, announced: control.Announce) -> None:
         """One deadline a microbatch: the next announcement of it (or the end of its work) takes it off."""

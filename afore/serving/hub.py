@@ -134,10 +134,14 @@ class Hub:
     async def run(self, address: str) -> None:
         """Listens at ``address`` until a client or ``stop`` ends the cluster; then sees everybody out."""
         await self._fabric.listen(address, self._serve_channel)
-        await self.stopping.wait()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.times.shutdown_s):
-                await self._empty.wait()
+        try:
+            await self.stopping.wait()
+        finally:
+            # Also when the door's process is signalled: nobody else can tell the roles.
+            self.stop("the door ended")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.times.shutdown_s):
+                    await self._empty.wait()
 
     def stop(self, reason: str) -> None:
         """Tells every role to end; idempotent."""

@@ -17,7 +17,7 @@ import uvloop
 from afore.core.clock import WallClock, deadline
 from afore.core.config import RunConfig
 from afore.core.errors import AforeError, ConfigError
-from afore.core.topology import DOOR
+from afore.core.topology import DOOR, member_name
 from afore.serving.roles import RealWorld, run_role
 from afore.serving.spec import HUB_ADDRESS, ProcessSpec
 from afore.transport.shm import ShmConfig, ShmFabric
@@ -64,7 +64,8 @@ async def _run(spec: ProcessSpec, lifeline: int | None) -> None:
     clock = WallClock()
     async with crew() as group:
         for number, (role, rank) in enumerate(spec.roles):
-            fabric = await _fabric(spec, f"{role}-{number}", create=number == 0 and spec.creates, clock=clock)
+            label = role if rank < 0 else member_name(role, rank)
+            fabric = await _fabric(spec, label, create=number == 0 and spec.creates, clock=clock)
             group.create_task(
                 run_role(
                     role,

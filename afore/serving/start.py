@@ -19,6 +19,8 @@ from afore.serving.spec import HUB_ADDRESS, ProcessSpec
 from afore.serving.supervisor import Exit, Supervisor
 from afore.transport.shm import ShmFabric
 
+EXIT_REPORT_S = 0.5
+"""How long after the end of a role's channel the end of its process may come."""
 SIGNALLED_GRACE_S = 2.0
 """How long roles have to end by themselves when the launcher is ended by a signal or an error."""
 
@@ -75,6 +77,8 @@ async def running_processes(
                         yield client
                         client.raise_if_lost()
                         grace_s = config.times.shutdown_s
+                    except RoleLost as lost:
+                        raise await _explained(lost, supervisor) from None
                     finally:
                         # Also after Ctrl-C: roles that are told to stop end without a word.
                         with contextlib.suppress(TransportError):
@@ -85,6 +89,16 @@ async def running_processes(
                 await supervisor.stop(grace_s=0.0)
         finally:
             await fabric.close()
+
+
+async def _explained(lost: RoleLost, supervisor: Supervisor) -> RoleLost:
+    """The same loss, with what the operating system says of that process, where it says anything."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(EXIT_REPORT_S):
+            exit_ = await supervisor.exit_of(lost.role)
+            if exit_.status < 0:
+                return RoleLost(lost.role, exit_.reason, lost.hint)
+    return lost
 
 
 @contextlib.asynccontextmanager
@@ -107,7 +121,7 @@ async def connected(
             except PeerLost:
                 if first_exit.done():
                     exit_ = first_exit.result()
-                    raise RoleLost(exit_.name, exit_.describe(), "see its message above") from None
+                    raise RoleLost(exit_.name, exit_.reason, "see its message above") from None
                 await clock.sleep_us(20_000)
         serving = asyncio.create_task(client.serving(timeout_us=join_us), name="serving")
         telling = asyncio.create_task(_tell(client, on_status), name="status")
@@ -118,7 +132,7 @@ async def connected(
                 with contextlib.suppress(DeadlineExceeded):
                     await client.serving(timeout_us=2e6)
                 exit_ = first_exit.result()
-                raise RoleLost(exit_.name, f"{exit_.describe()} before the cluster served", "see its message above")
+                raise RoleLost(exit_.name, f"{exit_.reason} before the cluster served", "see its message above")
             await serving
         finally:
             serving.cancel()

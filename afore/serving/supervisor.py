@@ -29,11 +29,12 @@ class Exit:
     name: str
     status: int
 
-    def describe(self) -> str:
-        """``ffn-2 was killed by SIGKILL``."""
+    @property
+    def reason(self) -> str:
+        """``killed by SIGKILL``, ``ended with status 1``."""
         if self.status < 0:
-            return f"{self.name} was killed by {signal.Signals(-self.status).name}"
-        return f"{self.name} ended with status {self.status}"
+            return f"killed by {signal.Signals(-self.status).name}"
+        return f"ended with status {self.status}"
 
 
 class Supervisor:
@@ -124,6 +125,12 @@ class Supervisor:
             await self._changed.wait_for(lambda: self._exits)
         return self._exits[0]
 
+    async def exit_of(self, name: str) -> Exit:
+        """Returns when that process has ended."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: any(exit_.name == name for exit_ in self._exits))
+        return next(exit_ for exit_ in self._exits if exit_.name == name)
+
     async def all_exited(self) -> None:
         """Returns when every process has ended."""
         async with self._changed:
@@ -143,6 +150,7 @@ class Supervisor:
                     await self.all_exited()
         assert self._writer is not None
         assert self._reports is not None
+        left = [self.pids[name] for name in self._expected if name in self.pids]
         self._writer.close()
         if self._ready.is_set():
             # The end of its socket: it sends SIGTERM to its children and waits for them.
@@ -152,6 +160,11 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+        # Who would reap them is dead too. Until they are, they hold the locks that keep their shared memory from being swept.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                while any(map(_lives, left)):  # noqa: ASYNC110  # the kernel sets no event for a process that is not our child
+                    await asyncio.sleep(0.01)
         self._reports.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reports
@@ -176,3 +189,14 @@ class Supervisor:
         self._exits.append(exit_)
         async with self._changed:
             self._changed.notify_all()
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process still holds what it held: false for one that is gone, or waits only for being reaped."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+        # The first thread of a killed process may be dead while others still end, and they share its files.
+        return state not in "ZX" or len(os.listdir(f"/proc/{pid}/task")) > 1
+    except OSError:
+        return False

@@ -56,10 +56,13 @@ class Emulation:
     """What work costs."""
     profiles: Mapping[str, CostProfile] = field(default_factory=dict)
     """What it costs elsewhere: by member (``ffn-3``) or by role (``prefill``)."""
+    collectives: bool = True
+    """FFN workers gather and reduce together, as between machines; without, each goes on by itself, as on one host."""
     latency_us: float = 2.0
     """Of every write and message."""
     bandwidth_gbps: float | None = None
-    """Of every link, in Gbit/s; none for no limit."""
+    """Of every link, in Gbit/s; none for no limit. With one, logs of different processes may differ by a few nanoseconds: their
+    first messages carry process ids, which take more or fewer bytes."""
     faults: LoopbackFaults | None = None
     """Bad weather between roles."""
     jitter: Jitter | None = None
@@ -90,7 +93,8 @@ class EmulatedWorld(EmulatedModels):
 
     def ffn(self, ctx: RoleContext) -> EmulatedFfn:
         """A device of the fleet, over tags."""
-        return EmulatedFfn(self._fleet, ctx.rank, self._emulation.profile_of(ctx.role, ctx.rank), self.stores)
+        profile = self._emulation.profile_of(ctx.role, ctx.rank)
+        return EmulatedFfn(self._fleet, ctx.rank, profile, self.stores, collectives=self._emulation.collectives)
 
     def text(self, config: RunConfig) -> None:
         """The model speaks no language: prompts are token ids."""
@@ -185,11 +189,12 @@ async def running_virtual(
         raise ConfigError("topology.fabric", "shm is for processes", "use loopback or auto in virtual time")
     check_policy(config.policy)
     request_limits(config, emulation.spec)
-    clock = LoopClock()
+    loop = asyncio.get_running_loop()
+    clock = LoopClock(loop)
     network = LoopbackNetwork(
         clock, emulation.latency_us, emulation.bandwidth_gbps, seed=emulation.weather, faults=emulation.faults
     )
-    fleet = EmulatedFleet(clock, asyncio.get_running_loop(), seed=emulation.weather, jitter=emulation.jitter)
+    fleet = EmulatedFleet(clock, loop, seed=emulation.weather, jitter=emulation.jitter)
     log = EventLog()
     world = EmulatedWorld(config, emulation, fleet, log)
     async with running_members(config, clock, network, world, make_fabric=make_fabric) as (client, tasks):

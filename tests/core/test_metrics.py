@@ -23,6 +23,7 @@ from afore.core.metrics import (
     percentiles,
     primary_assignment,
     shared_assignment,
+    shared_loads,
     tile_loads,
     token_loads,
 )
@@ -134,6 +135,30 @@ def test_any_shares_execute_every_pair_once(demand: list[int], shares: list[Shar
     assign_EN = shared_assignment(np.array(demand), shares, np.array([0, 1, 2, 0]), 3)
     assert assign_EN.sum(axis=1).tolist() == demand
     assert assign_EN.min() >= 0
+
+
+@settings(deadline=None)
+@given(
+    demand=st.lists(st.integers(0, 30), min_size=4, max_size=4),
+    shares=st.lists(st.builds(share, st.integers(0, 3), st.integers(0, 2), st.integers(0, 20)), max_size=8),
+    tile_tokens=st.integers(1, 9),
+)
+def test_loads_of_shares_are_those_of_their_assignment(
+    demand: list[int], shares: list[Share], tile_tokens: int
+) -> None:
+    demand_E, primaries_E = np.array(demand, np.int32), np.array([0, 1, 2, 0], np.int32)
+    loads = shared_loads(demand_E, shares, primaries_E, 3, tile_tokens)
+    before_EN = primary_assignment(demand_E, primaries_E, 3)
+    after_EN = shared_assignment(demand_E, shares, primaries_E, 3)
+    assert (loads.max_pairs_before, loads.max_pairs_after) == (
+        token_loads(before_EN).max(),
+        token_loads(after_EN).max(),
+    )
+    assert (loads.max_tiles_before, loads.max_tiles_after) == (
+        tile_loads(before_EN, tile_tokens).max(),
+        tile_loads(after_EN, tile_tokens).max(),
+    )
+    assert loads.imbalance(3) == imbalance(demand_E, after_EN, primaries_E, tile_tokens)
 
 
 def plain(value: object) -> bool:

@@ -100,10 +100,14 @@ def test_step_slots_equal_a_plain_count(positions: list[int], block_tokens: int)
     assert slots.longest == longest
     assert slots.write_T.tolist() == [slot(row, position) for row, position in enumerate(positions)]
     visible = [[p <= position for p in range(longest)] for position in positions]
-    if slots.mask is None:
-        assert all(map(all, visible))
-    else:
-        assert slots.mask[:, 0, 0].tolist() == visible
+    for window in (None, 1, 3, 100):
+        mask = slots.mask(window)
+        seen = [
+            [see and (window is None or p > position - window) for p, see in enumerate(row)]
+            for row, position in zip(visible, positions, strict=True)
+        ]
+        assert (mask is None) == all(map(all, seen))
+        assert mask is None or mask[:, 0, 0].tolist() == seen
     expected = [slot(row, p if p <= position else 0) for row, position in enumerate(positions) for p in range(longest)]
     assert slots.read_X.tolist() == expected
 

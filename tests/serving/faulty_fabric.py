@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from afore.transport.api import Buffer, Channel, ChannelHandler, Fabric, Lane, Link, MappedRegion, Region, RegionKey
@@ -80,3 +81,22 @@ class FaultyFabric:
 
     async def close(self) -> None:
         await self._fabric.close()
+
+
+class Stalls:
+    """Attention workers that stop between their demand and their inputs: the n-th demand of a worker for so many µs."""
+
+    def __init__(self, stalls: dict[tuple[int, int], float]) -> None:
+        self.stalls = stalls
+        self.demands: dict[str, int] = {}
+        self.stalled = 0
+
+    async def __call__(self, source: str, target: str, lane: Lane, immediate: int | None) -> bool:
+        if source.startswith("attention") and target == "scheduler-0" and lane is Lane.DEMAND:
+            number = self.demands.get(source, 0)
+            self.demands[source] = number + 1
+            stall_us = self.stalls.get((int(source[-1]), number))
+            if stall_us is not None:
+                self.stalled += 1
+                await asyncio.sleep(stall_us * 1e-6)
+        return True

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 
@@ -18,6 +19,9 @@ PATIENCE_S = 120.0
 
 class Launcher:
     """``python -m afore.launch …`` in a process of its own."""
+
+    started: ClassVar[list[Launcher]] = []
+    """Those of the running test, for its fixture to end."""
 
     def __init__(self, *arguments: str, cwd: Path = ROOT) -> None:
         self.cluster = f"t{os.getpid()}_{id(self) % 10_000_019}"
@@ -40,27 +44,27 @@ class Launcher:
             cwd=cwd,
             env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
         )
+        Launcher.started.append(self)
         self.seen: list[str] = []
-        self._pending = ""
-        """What has been read behind the last line of ``seen``."""
+        self._partial = b""
 
     def wait_for(self, text: str, timeout_s: float = PATIENCE_S) -> str:
         """The first line of standard output that holds ``text``."""
         assert self.process.stdout is not None
-        descriptor = self.process.stdout.fileno()
+        fd = self.process.stdout.fileno()
         while True:
-            while "\n" in self._pending:
-                line, _, self._pending = self._pending.partition("\n")
-                self.seen.append(line + "\n")
-                if text in line:
-                    return line + "\n"
-            # Not through the buffered file: lines that it holds would not make the descriptor readable.
-            readable, _, _ = select.select([descriptor], [], [], timeout_s)
-            data = os.read(descriptor, 1 << 16) if readable else b""
+            while self._partial.count(b"\n"):
+                line, _, self._partial = self._partial.partition(b"\n")
+                self.seen.append(line.decode() + "\n")
+                if text in self.seen[-1]:
+                    return self.seen[-1]
+            # Below the stream's own buffer, which select knows nothing of.
+            readable, _, _ = select.select([fd], [], [], timeout_s)
+            data = os.read(fd, 65536) if readable else b""
             if not data:
                 self.process.kill()
                 raise AssertionError(f"{text!r} never came; seen {self.seen}, then {self.process.communicate()}")
-            self._pending += data.decode()
+            self._partial += data
 
     def processes(self) -> list[psutil.Process]:
         """The launcher, its fork server and every role."""
@@ -82,7 +86,7 @@ class Launcher:
             left = [(p.pid, p.name()) for p in self.processes()]
             self.kill_all()
             raise AssertionError(f"still there after {timeout_s} s: {left}; {self.process.communicate()}") from None
-        return self.process.returncode, "".join(self.seen) + self._pending + out, err
+        return self.process.returncode, "".join(self.seen) + self._partial.decode() + out, err
 
     def signal(self, signum: signal.Signals) -> None:
         self.process.send_signal(signum)

@@ -26,8 +26,8 @@ class World:
         """To each role."""
         self.answers: dict[tuple[str, int], deque[control.Message]] = {}
         """From each role."""
-        self.asked_A: list[deque[control.Reserve]] = [deque() for _ in range(topology.attention)]
-        """Reservations that wait for quarantined blocks."""
+        self.refused_A = [False] * topology.attention
+        """Whether a worker has refused since it last said that there is room."""
         self.free_A = [blocks] * topology.attention
         self.held: dict[int, tuple[int, str]] = {}
         """request → (attention, 'held' | 'quarantined')"""
@@ -72,13 +72,16 @@ class World:
         attention = destination[1]
         if isinstance(message, control.Reserve):
             assert message.request not in self.held
-            self.asked_A[attention].append(message)
-            self.reserve(attention)
+            blocks: tuple[int, ...] = ()
+            if self.free_A[attention] > 0:
+                self.free_A[attention] -= 1
+                blocks = (1,)
+                self.held[message.request] = (attention, "held")
+            else:
+                self.refused_A[attention] = True
+            self.answer(destination, control.Reserved(message.request, blocks))
         elif isinstance(message, control.Release):
-            waiting = self.asked_A[attention]
-            self.asked_A[attention] = deque(reserve for reserve in waiting if reserve.request != message.request)
             self.release(message)
-            self.reserve(attention)
         elif isinstance(message, control.StepWork):
             key = (attention, message.microbatch)
             assert key not in self.in_step, "one step of a microbatch at a time on a worker"
@@ -103,25 +106,14 @@ class World:
             self.batcher.reserved(source[1], message)
         elif isinstance(message, control.StepDone):
             self.batcher.step_done(source[1], message)
+        elif isinstance(message, control.Room):
+            self.batcher.room(source[1])
         elif isinstance(message, control.KvReady):
             self.batcher.kv_ready(message)
         else:
             assert isinstance(message, control.PrefillDone)
             self.batcher.prefill_done(message)
         self.pull()
-
-    def reserve(self, attention: int) -> None:
-        """Answers reservations in their order; one that quarantined blocks could serve waits for them."""
-        asked = self.asked_A[attention]
-        while asked:
-            blocks: tuple[int, ...] = ()
-            if self.free_A[attention] > 0:
-                self.free_A[attention] -= 1
-                blocks = (1,)
-                self.held[asked[0].request] = (attention, "held")
-            elif (attention, "quarantined") in self.held.values():
-                return
-            self.answer((ATTENTION, attention), control.Reserved(asked.popleft().request, blocks))
 
     def release(self, message: control.Release) -> None:
         if message.request not in self.held:
@@ -148,7 +140,9 @@ class World:
         else:
             del self.held[request]
             self.free_A[attention] += 1
-            self.reserve(attention)
+            if self.refused_A[attention]:
+                self.refused_A[attention] = False
+                self.answer((ATTENTION, attention), control.Room())
 
     def finish_step(self, key: tuple[int, int], token: int) -> None:
         work = self.in_step.pop(key)
@@ -285,7 +279,7 @@ def test_blocks_into_which_prefill_may_still_write_are_quarantined(why: str) -> 
     while world.ready():
         world.deliver(world.ready()[0], 7)
     assert world.held == {0: (0, "quarantined")}
-    assert [reserve.request for reserve in world.asked_A[0]] == [1]
+    assert world.refused_A == [True]
     world.run_out()
     assert [type(event) for event in world.events["b"]] == [control.TokenOut, control.Finished]
 

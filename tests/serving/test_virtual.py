@@ -20,20 +20,17 @@ from afore.core.errors import ConfigError, RoleLost
 from afore.core.target import Target
 from afore.core.topology import Topology
 from afore.models.emulated import RoutingProfile
+from afore.serving.event_log import EventLog
 from afore.serving.virtual import Ask, EmulatedRun, EmulatedWorld, Emulation, run_emulated, running_virtual
 from afore.testing import FencedCallError, run_virtual
+from afore.transport import session
 from afore.transport.loopback import LoopbackFaults
 from afore.transport.session import RoleContext
 from afore.workers.compute import Compute
 from afore.workers.device.ports import Jitter
-from tests.serving.virtual_cases import EMULATION, FFN_BOUND, SMOKE, asks, prescribed, smoke
+from tests.serving.virtual_cases import EMULATION, FFN_BOUND, SMALL, SMOKE, asks, prescribed, smoke
 
 POLICIES = ("static", "afore", "afore-no-prefetch", "afore-no-overlap", "afore-reactive")
-SMALL = dataclasses.replace(
-    SMOKE,
-    topology=Topology(attention=2, ffn=3, microbatches=3, redundant_slots=2),
-    batch=BatchOptions(max_num_seqs=12, block_tokens=4, kv_blocks=30),
-)
 
 
 @pytest.fixture(scope="module")
@@ -60,19 +57,23 @@ def test_two_runs_leave_the_same_event_log(runs: dict[str, EmulatedRun]) -> None
 @pytest.mark.slow
 @pytest.mark.processes
 def test_other_processes_and_hash_seeds_leave_the_same_event_log(runs: dict[str, EmulatedRun]) -> None:
-    seen = []
-    for hash_seed in ("1", "2"):
-        done = subprocess.run(
+    processes = [
+        subprocess.Popen(
             [sys.executable, "-m", "tests.serving.virtual_cases"],
             env={**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"},
             cwd=Path(__file__).parents[2],
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=200,
-            check=False,
         )
-        assert done.returncode == 0, done.stderr
-        seen.append(json.loads(done.stdout))
+        for hash_seed in ("1", "2")
+    ]
+    seen = []
+    for process in processes:
+        with process:
+            stdout, stderr = process.communicate(timeout=200)
+        assert process.returncode == 0, stderr
+        seen.append(json.loads(stdout))
     assert seen[0].pop("hash") != seen[1].pop("hash"), "the hash seeds made no difference: nothing was tested"
     assert seen == [{"digest": runs["afore"].log.digest(), "tokens": runs["afore"].tokens}] * 2
 
@@ -154,7 +155,7 @@ def test_every_weather_gives_the_same_tokens() -> None:
 @pytest.mark.slow
 def test_a_slow_prefill_worker_delays_nobody_who_runs() -> None:
     slow = dataclasses.replace(FFN_BOUND, name="slow", launch_us=100_000.0)
-    requests = asks(5, 40)
+    requests = asks(5, 15)
     run = run_emulated(SMALL, requests, dataclasses.replace(EMULATION, profiles={"prefill": slow}))
     assert run.tokens == prescribed(requests)
     prefills = run.log.records("prefill")
@@ -174,18 +175,27 @@ def test_a_straggler_among_the_ffn_workers_changes_no_token() -> None:
 
 
 @pytest.mark.slow
+def test_workers_that_need_not_meet_are_faster_and_give_the_same_tokens() -> None:
+    requests = asks(6, 4)
+    together = run_emulated(SMALL, requests, EMULATION)
+    alone = run_emulated(SMALL, requests, dataclasses.replace(EMULATION, collectives=False))
+    assert alone.tokens == together.tokens == prescribed(requests)
+    assert alone.elapsed_ns < together.elapsed_ns
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topology", "count"),
     [
         (Topology(attention=1, ffn=1, microbatches=1, redundant_slots=0), 3),
         (Topology(attention=3, ffn=2, microbatches=5, redundant_slots=1), 2),
         (Topology(attention=2, ffn=5, microbatches=4, redundant_slots_per_worker=(0, 3, 1, 0, 2), prefill=2), 7),
-        (Topology(attention=1, ffn=70, microbatches=2, redundant_slots=1), 3),
+        (Topology(attention=1, ffn=66, microbatches=1, redundant_slots=1), 1),
     ],
     ids=["all-of-one", "more-microbatches-than-requests", "uneven-slots", "more-workers-than-experts"],
 )
 def test_shapes(topology: Topology, count: int) -> None:
-    requests = asks(count, 5)
+    requests = asks(count, 5 if topology.ffn < 10 else 2)
     run = run_emulated(dataclasses.replace(SMALL, topology=topology), requests, EMULATION)
     assert run.tokens == prescribed(requests)
 
@@ -282,6 +292,31 @@ def test_a_virtual_cluster_can_be_watched_while_it_runs() -> None:
     run_virtual(main)
     assert seen
     assert {plan.layer for plan in seen} == {0, 1, 2}
+
+
+@pytest.mark.slow
+def test_spans_of_a_long_unwatched_run_come_in_pieces_and_stay_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "SPAN_BATCH", 100)
+    sizes: dict[str, list[int]] = {}
+
+    async def main() -> EventLog:
+        async with running_virtual(SMALL, EMULATION) as cluster:
+            await cluster.ask_all(asks(4, 4))
+
+            async def watch() -> None:
+                async for batch in cluster.client.spans():
+                    sizes.setdefault(batch.process, []).append(len(batch.spans))
+
+            watching = asyncio.create_task(watch())
+            await asyncio.sleep(0.2)
+            watching.cancel()
+        return cluster.log
+
+    log = run_virtual(main)
+    assert max(len(pieces) for pieces in sizes.values()) > 1
+    assert max(size for pieces in sizes.values() for size in pieces) == 100
+    for process, pieces in sizes.items():
+        assert sum(pieces) <= sum(line.startswith(f'["{process}"') for line in log.lines())
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 from afore.core.config import BatchOptions, CostOptions, PlannerOptions, RunConfig, TimeOptions
 from afore.core.topology import Topology
 from afore.models.emulated import emulated_spec, emulated_tokens
-from afore.serving.virtual import Ask, EmulatedRun, Emulation, run_emulated
+from afore.serving.virtual import Ask, EmulatedRun, Emulation, VirtualCluster, run_emulated
 from afore.workers.device.profile import LAPTOP_EMULATED
 
 FFN_BOUND = dataclasses.replace(
@@ -34,6 +35,14 @@ SMOKE = RunConfig(
 )
 """8 FFN workers, 3 MoE layers, M = 3. Compute is dear and copies are cheap to the planner, with or without a window."""
 EMULATION = Emulation(spec=SPEC, profile=FFN_BOUND)
+QUIET = dataclasses.replace(EMULATION, record=False)
+"""Without the log: faster."""
+SMALL = dataclasses.replace(
+    SMOKE,
+    topology=Topology(attention=2, ffn=3, microbatches=3, redundant_slots=2),
+    batch=BatchOptions(max_num_seqs=12, block_tokens=4, kv_blocks=30),
+)
+"""For runs that are repeated over many seeds."""
 
 
 def asks(count: int = 9, new_tokens: int = 6, apart_us: float = 0.0) -> list[Ask]:
@@ -56,6 +65,16 @@ def prescribed(requests: list[Ask], config: RunConfig = SMOKE) -> list[list[int]
 def smoke(policy: str = "afore", **kwargs: Any) -> EmulatedRun:
     """The smoke test's run."""
     return run_emulated(dataclasses.replace(SMOKE, policy=policy), asks(), EMULATION, **kwargs)
+
+
+async def whatever_comes(cluster: VirtualCluster, requests: list[Ask]) -> list[list[int] | BaseException]:
+    """Tokens, or what each request ended with."""
+
+    async def one(ask: Ask) -> list[int]:
+        await cluster.network.clock.sleep_us(ask.at_us)
+        return await cluster.ask(ask)
+
+    return await asyncio.gather(*(one(ask) for ask in requests), return_exceptions=True)
 
 
 FORBIDDEN = frozenset(

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -66,20 +67,23 @@ def test_no_room_is_a_host_error_with_figures_and_remedy() -> None:
     assert not any(name.startswith("afore-run-") for name in os.listdir(ROOT))
 
 
-@pytest.fixture
+@contextmanager
 def no_files_over_a_page() -> Iterator[None]:
+    """No longer than it takes: pytest's own output may be a file, and longer than that."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, old[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
-@pytest.mark.usefixtures("no_files_over_a_page")
 def test_what_the_kernel_refuses_while_room_is_taken_is_a_host_error(tmp_path: Path) -> None:
-    with pytest.raises(HostError, match="File too large"):
+    with pytest.raises(HostError, match="File too large"), no_files_over_a_page():
         segment(tmp_path, 1 << 20)
     assert list(tmp_path.iterdir()) == []
-    segment(tmp_path, 4096).close()
+    with no_files_over_a_page():
+        segment(tmp_path, 4096).close()
 
 
 @pytest.mark.parametrize("root", ["/proc", "/nowhere"])

@@ -170,6 +170,10 @@ class Rig:
                 key = (type(message), message.request)
             case control.StepDone():
                 key = (type(message), rank, message.microbatch, message.step)
+            case control.Room():
+                key = (type(message), rank)
+                if self.has_mail(*key):
+                    return
             case _:
                 raise AssertionError(f"{role}-{rank} sent {message}")
         future = self._mail[key]

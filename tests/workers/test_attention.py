@@ -125,14 +125,10 @@ async def test_blocks_of_an_abandoned_request_stay_out_of_use_until_prefill_has_
         assert len(blocks) == needed
         assert await rig.reserve(0, 1, tokens) == (), "there is no room for two"
         rig.post(ATTENTION, 0, control.Release(0, quarantine=True))
-        for request, wanted in ((2, tokens), (4, 10 * tokens)):
-            rig.post(ATTENTION, 0, control.Reserve(request, wanted, control.Sampling()))
-        assert not rig.has_mail(control.Reserved, 0, 2), "prefill may still write them"
+        assert await rig.reserve(0, 2, tokens) == (), "prefill may still write them"
+        assert not rig.has_mail(control.Room, 0)
         rig.post(PREFILL, 0, control.PrefillWork(0, tuple(prompts[0]), 0, blocks, control.Sampling()))
-        reserved = await rig.mail(control.Reserved, 0, 2)
-        assert set(reserved.blocks) & set(blocks), "they come back once it has"
-        assert not (await rig.mail(control.Reserved, 0, 4)).blocks, "no release makes room for that"
-        rig.post(ATTENTION, 0, control.Release(2, quarantine=False))
+        await rig.mail(control.Room, 0)
         sequence = Sequence(3, prompts[0], await rig.admit(0, 3, prompts[0], NEW_TOKENS))
         for step in range(NEW_TOKENS - 1):
             sequence.tokens.extend((await rig.step(0, step, {0: [sequence.row]}))[0])
@@ -151,15 +147,11 @@ async def test_a_request_released_during_its_step_keeps_its_blocks_until_the_ste
         rig.start_step(0, 0, {0: [sequence.row]})
         await rig.swallowed.wait()
         rig.post(ATTENTION, 0, control.Release(0, quarantine=False))
-        for request in (1, 2):
-            rig.post(ATTENTION, 0, control.Reserve(request, tokens, control.Sampling()))
-        rig.post(ATTENTION, 0, control.Release(2, quarantine=False))
-        assert not rig.has_mail(control.Reserved, 0, 1), "the step writes into them"
+        assert await rig.reserve(0, 1, tokens) == (), "the step writes into them"
+        assert not rig.has_mail(control.Room, 0)
         rig.post(ATTENTION, 0, control.CancelStep(0, 0))
-        reserved = await rig.mail(control.Reserved, 0, 1)
-        assert len(reserved.blocks) == needed, "the blocks come back with the step's end"
-        assert await rig.reserve(0, 3, tokens) == ()
-        assert not rig.has_mail(control.Reserved, 0, 2), "whoever has ended needs no answer"
+        await rig.mail(control.Room, 0)
+        assert len(await rig.reserve(0, 2, tokens)) == needed, "the blocks come back with the step's end"
 
 
 async def test_sampled_tokens_depend_on_seed_and_position_alone(

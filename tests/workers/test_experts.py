@@ -11,24 +11,31 @@ from hypothesis import strategies as st
 
 from afore.core.errors import SlotError
 from afore.core.slots import EMPTY, contiguous_primaries
+from afore.models.expert_form import SILU_GATED, Activation, ExpertForm
 from afore.workers.device.base import F32
-from afore.workers.experts import ALIGNMENT, ExpertStore, PeerStore, StoreShape, store_shapes
+from afore.workers.experts import ExpertRow, ExpertStore, PeerStore
+from afore.workers.store_shape import ALIGNMENT, StoreShape, store_shapes
 
 LAYERS, HIDDEN, EXPERT = 2, 6, 4
+BIASED = ExpertForm(activation=Activation.CLAMPED, biases=True)
 
 
-def _read(layer: int, expert: int, gate_up_FD: F32, down_DI: F32) -> None:
+def _read(layer: int, expert: int, row: ExpertRow) -> None:
     generator = np.random.default_rng((layer, expert))
-    gate_up_FD[:] = generator.random(gate_up_FD.shape)
-    down_DI[:] = generator.random(down_DI.shape)
+    for part in row.parts:
+        part[:] = generator.random(part.shape)
 
 
 class _World:
     """N stores, each in a buffer of its own, all loaded, and every store's view of every peer."""
 
-    def __init__(self, num_experts: int, slots_N: list[int], *, verify_copies: bool = False) -> None:
+    def __init__(
+        self, num_experts: int, slots_N: list[int], *, verify_copies: bool = False, form: ExpertForm = SILU_GATED
+    ) -> None:
         self.primaries_E = contiguous_primaries(num_experts, len(slots_N))
-        shapes = store_shapes(self.primaries_E, slots_N, num_layers=LAYERS, hidden_size=HIDDEN, expert_size=EXPERT)
+        shapes = store_shapes(
+            self.primaries_E, slots_N, num_layers=LAYERS, hidden_size=HIDDEN, expert_size=EXPERT, form=form
+        )
         self.buffers = [bytearray(shape.nbytes) for _, shape in shapes]
         self.stores = [
             ExpertStore(buffer, shape, layout, verify_copies=verify_copies)
@@ -53,7 +60,7 @@ class _World:
 def _expected(layer: int, expert: int) -> tuple[F32, F32]:
     gate_up_FD = np.empty((2 * EXPERT, HIDDEN), dtype=np.float32)
     down_DI = np.empty((HIDDEN, EXPERT), dtype=np.float32)
-    _read(layer, expert, gate_up_FD, down_DI)
+    _read(layer, expert, ExpertRow(gate_up_FD, down_DI))
     return gate_up_FD, down_DI
 
 
@@ -65,6 +72,7 @@ def _expected(layer: int, expert: int) -> tuple[F32, F32]:
         num_redundant=st.integers(0, 4),
         hidden_size=st.integers(1, 33),
         expert_size=st.integers(1, 17),
+        form=st.sampled_from([SILU_GATED, BIASED]),
     )
 )
 def test_nothing_in_the_buffer_overlaps_and_all_is_aligned(shape: StoreShape) -> None:
@@ -73,6 +81,9 @@ def test_nothing_in_the_buffer_overlaps_and_all_is_aligned(shape: StoreShape) ->
     for layer in range(shape.num_layers):
         pieces.append((shape.gate_up_offset(layer), 2 * weights))
         pieces.append((shape.down_offset(layer), weights))
+        if shape.form.biases:
+            pieces.append((shape.gate_up_bias_offset(layer), shape.num_rows * 2 * shape.expert_size * 4))
+            pieces.append((shape.down_bias_offset(layer), shape.num_rows * shape.hidden_size * 4))
     pieces.append((shape.checksums_offset, shape.num_layers * shape.num_primaries * 4))
     assert all(offset % ALIGNMENT == 0 for offset, _ in pieces)
     assert all(offset + nbytes <= following for (offset, nbytes), (following, _) in pairwise(pieces))
@@ -117,6 +128,25 @@ def test_a_copy_brings_everything_of_the_expert_and_nothing_else() -> None:
     assert 0 < changed <= nbytes
     world.stores[0].verify(1, row, world.peers[1].checksum(1, 4))
     world.stores[0].verify_primaries()
+
+
+def test_biases_move_with_their_expert() -> None:
+    world = _World(5, [2, 2], verify_copies=True, form=BIASED)
+    world.load()
+    assert world.copy(1, 4, worker=0, slot=1) == (3 * HIDDEN * EXPERT + 2 * EXPERT + HIDDEN) * 4
+    row = world.stores[0].layout.redundant_row(1)
+    owned = world.peers[1].primary(1, 4)
+    assert owned.gate_up_bias_F is not None
+    assert owned.down_bias_D is not None
+    assert owned.gate_up_bias_F.all()
+    assert owned.down_bias_D.all()
+    gate_up_SF, down_SD = world.stores[0].biases[1]
+    np.testing.assert_array_equal(gate_up_SF[row], owned.gate_up_bias_F)
+    np.testing.assert_array_equal(down_SD[row], owned.down_bias_D)
+    world.stores[0].verify_primaries()
+    world.stores[0].biases[1].down_SD[0, HIDDEN - 1] += 1
+    with pytest.raises(SlotError, match="ffn-0: layer 1 row 0"):
+        world.stores[0].verify_primaries()
 
 
 def test_one_may_copy_from_oneself() -> None:

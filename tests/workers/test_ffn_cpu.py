@@ -14,7 +14,7 @@ from afore.core.plan import CopyStart
 from afore.testing import run_virtual
 from afore.transport.loopback import LoopbackNetwork
 from afore.transport.session import RoleContext
-from afore.workers.experts import ExpertStore, Store
+from afore.workers.experts import ExpertRow, ExpertStore, Store
 from afore.workers.ffn_world import CheckpointFfn
 from tests.workers.ffn_parts import F32, I32, Plans, Shape
 from tests.workers.ffn_rig import Rig
@@ -31,9 +31,9 @@ class RandomExperts:
         self.gate_up = numbers.standard_normal((shape.layers, shape.experts, 2 * shape.expert, shape.hidden))
         self.down = numbers.standard_normal((shape.layers, shape.experts, shape.hidden, shape.expert)) / 4
 
-    def read(self, layer: int, expert: int, gate_up_FD: F32, down_DI: F32) -> None:
-        gate_up_FD[:] = self.gate_up[layer, expert]
-        down_DI[:] = self.down[layer, expert]
+    def read(self, layer: int, expert: int, row: ExpertRow) -> None:
+        row.gate_up_FD[:] = self.gate_up[layer, expert]
+        row.down_DI[:] = self.down[layer, expert]
 
     def out(self, hidden_TD: F32, layer: int, ids_TK: I32, weights_TK: F32) -> F32:
         out_TD = np.zeros(hidden_TD.shape)

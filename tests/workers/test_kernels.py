@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from afore.models.expert_form import Activation, ExpertForm
 from afore.workers.device.base import F32, Pairs
 from afore.workers.kernels import CpuKernels, compile_kernels, grouped_mlp_reference
 
@@ -65,6 +66,53 @@ def test_agrees_with_float64(kernels: CpuKernels, tokens: int, num_rows: int, hi
     expected_TD = grouped_mlp_reference(*arguments[:5])
     scale = float(np.abs(expected_TD).max(initial=1e-30))
     np.testing.assert_allclose(arguments[5], expected_TD, rtol=1e-5, atol=1e-6 * scale)
+
+
+FORMS = [
+    ExpertForm(activation=Activation.CLAMPED, biases=True, limit=0.75),
+    ExpertForm(activation=Activation.CLAMPED, alpha=1.1, limit=0.5),
+    ExpertForm(biases=True),
+]
+
+
+# The clamps are low, so that both sides of both are reached.
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "num_rows", "hidden", "expert"), [(0, 2, 4, 1), (5, 7, 13, 6), (71, 2, 20, 10), (16, 8, 128, 32)]
+)
+def test_other_forms_agree_with_float64(
+    kernels: CpuKernels, form: ExpertForm, tokens: int, num_rows: int, hidden: int, expert: int
+) -> None:
+    arguments = _arguments(tokens, num_rows, hidden, expert)
+    biases = _biases(num_rows, hidden, expert) if form.biases else None
+    kernels.grouped_mlp(*arguments, form, biases)
+    expected_TD = grouped_mlp_reference(*arguments[:5], form, biases)
+    scale = float(np.abs(expected_TD).max(initial=1e-30))
+    np.testing.assert_allclose(arguments[5], expected_TD, rtol=1e-5, atol=1e-6 * scale)
+
+
+def _biases(num_rows: int, hidden: int, expert: int) -> tuple[F32, F32]:
+    generator = np.random.default_rng(num_rows)
+    gate_up_SF = generator.standard_normal((num_rows, 2 * expert)).astype(np.float32)
+    return gate_up_SF, generator.standard_normal((num_rows, hidden)).astype(np.float32)
+
+
+def test_biases_that_do_not_belong_are_refused(kernels: CpuKernels) -> None:
+    arguments, form = _arguments(4, 3, 8, 4), ExpertForm(biases=True)
+    with pytest.raises(ValueError, match="none were given"):
+        kernels.grouped_mlp(*arguments, form)
+    gate_up_SF, down_SD = _biases(3, 8, 4)
+    for biases in ((gate_up_SF[:2], down_SD), (gate_up_SF, down_SD[:, :7])):
+        with pytest.raises(ValueError, match="are not of the experts"):
+            kernels.grouped_mlp(*arguments, form, biases)
+
+
+def test_what_is_not_a_number_stays_visible_under_clamps(kernels: CpuKernels) -> None:
+    arguments = _arguments(4, 3, 8, 4)
+    arguments[0][2, 5] = np.nan
+    kernels.grouped_mlp(*arguments, FORMS[0], _biases(3, 8, 4))
+    assert np.isnan(arguments[5][2]).all()
+    assert np.isfinite(arguments[5][[0, 1, 3]]).all()
 
 
 def test_is_the_same_on_every_call(kernels: CpuKernels) -> None:

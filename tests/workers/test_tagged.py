@@ -7,7 +7,7 @@ import pytest
 
 from afore.core.errors import SlotError
 from afore.core.slots import EMPTY, StoreLayout, contiguous_primaries
-from afore.workers.experts import StoreShape
+from afore.workers.store_shape import StoreShape
 from afore.workers.tagged import TaggedPeer, TaggedStore
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afore.core.target import Target
+from afore.models.expert_form import SILU_GATED, ExpertForm
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -141,9 +142,20 @@ class Kernels(Protocol):
         ...
 
     def grouped_mlp(
-        self, hidden_TD: F32, weights_TK: F32, pairs: Pairs, gate_up_SFD: Any, down_SDI: Any, out_TD: F32
+        self,
+        hidden_TD: F32,
+        weights_TK: F32,
+        pairs: Pairs,
+        gate_up_SFD: Any,
+        down_SDI: Any,
+        out_TD: F32,
+        form: ExpertForm = SILU_GATED,
+        biases: Any = None,
     ) -> None:
-        """out[t] = sum over this worker's pairs (t, k) of weights[t, k] * down(silu(gate x) * up x); rows without pairs are 0."""
+        """out[t] = sum over this worker's pairs (t, k) of weights[t, k] * down(silu(gate x) * up x); rows without pairs are 0.
+
+        ``form`` says another activation and whether both products add ``biases`` ([S, F], [S, D]).
+        """
         ...
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from afore.models.expert_form import SILU_GATED, ExpertForm
 from afore.workers.device.base import F32, I32, Pairs, Work
 from afore.workers.device.events import DeviceEvent, Failure
 from afore.workers.device.meetings import Meeting
@@ -107,7 +108,7 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
         self._tail_ns = 0
         """When all that was performed so far is finished."""
         self._occupied = False
-        """The next item has its turn, waits for a stamp, or waits for ports."""
+        """The next item waits for its turn, for a stamp or for ports; or the stream is just looking at it."""
         self._failure: Failure | None = None
 
     def flush(self) -> None:
@@ -146,22 +147,16 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
             return
         issued_ns, item = self._items.popleft()
         start_ns = max(self._tail_ns, issued_ns)
-        if isinstance(item, EmulatedEvent):
-            self._tail_ns = start_ns
-            item.stamp(start_ns, self._failure)
-        elif isinstance(item, Wait):
-            assert item.event.stamp_ns is not None
-            self._tail_ns = max(start_ns, item.event.stamp_ns)
-            if self._failure is None:
-                self._failure = item.event.failure
-        elif self._failure is None:
+        if self._failure is None:
             if isinstance(item, Run):
                 duration_ns = self._device.profile.work_ns(item.work) + self._delay_ns(self._fleet.jitter.compute_us)
                 self._tail_ns = self._execute(item.work, item.do, start_ns, start_ns + duration_ns)
-            elif item.jobs:
-                self._occupied = True
-                copy = item
-                self._fleet.claim(self._turn(start_ns, item.work), lambda stamp_ns: self._copy(copy, stamp_ns))
+            else:
+                assert isinstance(item, CopyBatch)
+                if item.jobs:
+                    self._occupied = True
+                    copy = item
+                    self._fleet.claim(self._turn(start_ns, item.work), lambda stamp_ns: self._copy(copy, stamp_ns))
         self._schedule()
 
     def _copy(self, item: CopyBatch, stamp_ns: int) -> None:
@@ -175,23 +170,34 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
         self._schedule()
 
     def _schedule(self) -> None:
-        if self._occupied or not self._items or self._device.closed:
+        """Stamps the records and waits that come next, which take no time; what does take time is given to the fleet, in order."""
+        if self._occupied:
             return
-        issued_ns, item = self._items[0]
-        start_ns = max(self._tail_ns, issued_ns)
-        work: Work | None = None
         self._occupied = True
-        if isinstance(item, Wait):
-            if item.event.stamp_ns is None:
-                item.event.blocked.append(self)
+        items, device = self._items, self._device
+        while items and not device.closed:
+            issued_ns, item = items[0]
+            start_ns = issued_ns if issued_ns > self._tail_ns else self._tail_ns
+            if isinstance(item, EmulatedEvent):
+                items.popleft()
+                self._tail_ns = start_ns
+                item.stamp(start_ns, self._failure)
+            elif isinstance(item, Wait):
+                stamp_ns = item.event.stamp_ns
+                if stamp_ns is None:
+                    item.event.blocked.append(self)
+                    return
+                items.popleft()
+                self._tail_ns = max(start_ns, stamp_ns)
+                if self._failure is None:
+                    self._failure = item.event.failure
+            else:
+                self._fleet.ready(self._turn(start_ns, item.work), self)
                 return
-            start_ns = max(start_ns, item.event.stamp_ns)
-        elif not isinstance(item, EmulatedEvent):
-            work = item.work
-        self._fleet.ready(self._turn(start_ns, work), self)
+        self._occupied = False
 
-    def _turn(self, stamp_ns: int, work: Work | None) -> Turn:
-        word = work.target.word() if work is not None and work.target is not None else -1
+    def _turn(self, stamp_ns: int, work: Work) -> Turn:
+        word = work.target.word() if work.target is not None else -1
         return Turn(stamp_ns, word, self._device.rank, self._device.name, self._name)
 
     def _execute(self, work: Work, do: Callable[[], None], start_ns: int, end_ns: int) -> int:
@@ -241,6 +247,8 @@ class EmulatedKernels:
         gate_up_SFD: F32 | TaggedLayer,
         down_SDI: F32 | TaggedLayer,
         out_TD: F32,
+        form: ExpertForm = SILU_GATED,
+        biases: Any = None,
     ) -> None:
         """See ``Kernels.grouped_mlp``. Over a ``TaggedLayer`` out[t] is hidden[t] times the sum of its weights here."""
         profile = self._device.profile
@@ -254,7 +262,7 @@ class EmulatedKernels:
             np.multiply(hidden_TD, weight_T[:, None], out=out_TD, casting="same_kind")
         else:
             assert not isinstance(down_SDI, TaggedLayer)
-            self._real.grouped_mlp(hidden_TD, weights_TK, pairs, gate_up_SFD, down_SDI, out_TD)
+            self._real.grouped_mlp(hidden_TD, weights_TK, pairs, gate_up_SFD, down_SDI, out_TD, form, biases)
 
 
 class EmulatedDevice:

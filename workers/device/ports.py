@@ -12,7 +12,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from afore.core.clock import Clock
 from afore.workers.device.meetings import Meetings
@@ -26,8 +26,7 @@ class Runnable(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Turn:
+class Turn(NamedTuple):
     """Where something stands in the fleet's order; no two are equal, so nothing depends on hashes or addresses."""
 
     stamp_ns: int

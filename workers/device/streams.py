@@ -14,7 +14,7 @@ from afore.workers.device.events import DeviceEvent, Owner
 E = TypeVar("E", bound=DeviceEvent)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
     """A closure to be run."""
 
@@ -22,7 +22,7 @@ class Run:
     do: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CopyBatch:
     """Copies to be made."""
 
@@ -30,7 +30,7 @@ class CopyBatch:
     jobs: tuple[CopyJob, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wait(Generic[E]):
     """What follows starts after the event."""
 
@@ -57,7 +57,7 @@ class CollectingStream(ABC, Generic[E]):
 
     def wait(self, event: Event) -> None:
         """Raises ``ValueError`` for an event that no stream of this device has recorded: it might never come."""
-        if not isinstance(event, DeviceEvent) or event.owner is not self._owner:
+        if getattr(event, "owner", None) is not self._owner:
             raise ValueError(f"stream {self._name} of {self._owner.name}: the event was not recorded on this device")
         self._add(Wait(cast("E", event)))  # a device has events of one kind
 

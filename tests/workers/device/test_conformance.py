@@ -14,9 +14,10 @@ import pytest
 from afore.core.errors import DeadlineExceeded, DeviceClosed, DeviceError, WireError
 from afore.core.slots import StoreLayout, contiguous_primaries
 from afore.core.target import Target
-from afore.workers.device.base import F32, Event, Pairs, Work
-from afore.workers.experts import ExpertStore, PeerStore, StoreShape
+from afore.workers.device.base import Event, Pairs, Work
+from afore.workers.experts import ExpertRow, ExpertStore, PeerStore
 from afore.workers.kernels import grouped_mlp_reference
+from afore.workers.store_shape import StoreShape
 from tests.workers.device.rig import KINDS, PATIENCE_US, WORK, Rig, come, on_device
 
 SHORT_US = 2_000.0
@@ -331,9 +332,9 @@ async def test_a_target_computes_what_it_should(rig: Rig) -> None:
     stores = [ExpertStore(b, s, o, verify_copies=True) for b, s, o in zip(buffers, shapes, layouts, strict=True)]
     generator = np.random.default_rng(0)
 
-    def read(_layer: int, _expert: int, gate_up_FD: F32, down_DI: F32) -> None:
-        gate_up_FD[:] = generator.random(gate_up_FD.shape)
-        down_DI[:] = generator.random(down_DI.shape)
+    def read(_layer: int, _expert: int, row: ExpertRow) -> None:
+        for part in row.parts:
+            part[:] = generator.random(part.shape)
 
     for store in stores:
         store.load(read)

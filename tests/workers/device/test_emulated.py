@@ -24,7 +24,7 @@ from afore.workers.device.base import CopyJob, Event, Pairs, Work
 from afore.workers.device.emulated import EmulatedDevice
 from afore.workers.device.ports import EmulatedFleet, Jitter
 from afore.workers.device.profile import LAPTOP_EMULATED, CostProfile
-from afore.workers.experts import StoreShape
+from afore.workers.store_shape import StoreShape
 from afore.workers.tagged import TaggedPeer, TaggedStore, TagReport
 from tests.workers.device.rig import WORK, come
 
