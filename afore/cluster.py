@@ -111,6 +111,11 @@ class Cluster:
         async with running as client:
             yield cls(client, config, clock)
 
+    @property
+    def url(self) -> str:
+        """Where the door listens for HTTP; empty unless ``config.serve.http`` asks for it."""
+        return self._client.status.url
+
     async def generate(
         self,
         prompt: str | Sequence[int],

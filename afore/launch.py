@@ -7,6 +7,7 @@ says why), 1 when something failed on the way (one line names it).
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
@@ -52,6 +53,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if options.role is not None:
         from afore.serving.process import run_by_hand
 
+        config = dataclasses.replace(config, serve=dataclasses.replace(config.serve, http=True))
         return run_by_hand(
             options.roles, options.rank, cluster=options.cluster or "default", config=config, log_level=options.log
         )
@@ -98,6 +100,8 @@ async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervis
     from afore.core.errors import ConfigError, RoleLost
     from afore.models.bundle import Prompt
     from afore.serving import demo
+    from afore.serving.http.listen import check_listen
+    from afore.serving.ready import ReadyLines, print_address
     from afore.serving.start import running_processes
 
     console = Console(stderr=options.json == "-", highlight=False)
@@ -111,13 +115,18 @@ async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervis
         raise ConfigError("json", "there is no result to write", "add --demo, --prompts or --prompt")
     if options.json not in (None, "-"):
         demo.check_writable(options.json)
+    if not prompts:
+        check_listen(config.serve)
+        config = dataclasses.replace(config, serve=dataclasses.replace(config.serve, http=True))
     for line in await supervisor.check(config, timeout_s=config.times.join_s):
         console.print(line)
     with demo.loading(console) as on_status:
+        ready = ReadyLines(config.topology, supervisor.pids, console if not prompts else None, on_status)
         running = running_processes(
-            config, clock, name=options.cluster, log_level=options.log, on_status=on_status, supervisor=supervisor
+            config, clock, name=options.cluster, log_level=options.log, on_status=ready.see, supervisor=supervisor
         )
         async with Cluster.over(running, config, clock) as cluster:
+            ready.all()
             on_status(None)
             ready_s = (clock.now_ns() - started_ns) / 1e9
             count = len(config.topology.members())
@@ -125,7 +134,7 @@ async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervis
                 f"ready after {ready_s:.1f} s: {count} processes, {config.topology.describe()}, policy {config.policy}"
             )
             if not prompts:
-                console.print("serving; Ctrl-C ends it")
+                print_address(cluster.url, config, console)
                 lost = await cluster.lost()
                 raise RoleLost(*lost.split(": ", 1))
             answers = await demo.answer_all(cluster, prompts, console)

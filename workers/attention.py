@@ -167,7 +167,7 @@ class Epoch:
             case control.CancelStep():
                 self._steps.cancel(message)
             case control.Reserve():
-                blocks = self._pool.reserve(message.request, message.tokens, message.sampling)
+                blocks = self._pool.reserve(message.request, message.tokens, message.sampling, message.seen)
                 if not blocks:
                     self._free_when_refused = self._pool.num_free
                 await self._hub.send(control.Reserved(message.request, blocks))

@@ -79,7 +79,7 @@ class KvPool:
         """How the requests' tokens are chosen."""
         return [self._holdings[request].chooser for request in requests]
 
-    def reserve(self, request: int, tokens: int, sampling: Sampling) -> tuple[int, ...]:
+    def reserve(self, request: int, tokens: int, sampling: Sampling, seen: Sequence[int] = ()) -> tuple[int, ...]:
         """Blocks for ``tokens`` tokens, or none of them when there is no room now. Raises ``WireError`` for one that has some."""
         if request in self._holdings:
             raise WireError("hub", f"reserved blocks twice for request {request}")
@@ -89,7 +89,7 @@ class KvPool:
         if count > self._allocator.num_free:
             return ()
         blocks = self._allocator.allocate(count)
-        holding = _Holding(request, blocks, Chooser(sampling), self._take_lane(count))
+        holding = _Holding(request, blocks, Chooser(sampling, seen), self._take_lane(count))
         self._table_XB[holding.lane, :count] = blocks
         self._holdings[request] = holding
         self._by_bell[bell(blocks)] = holding

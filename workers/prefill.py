@@ -105,8 +105,10 @@ class Epoch:
                 "prefill",
             )
             await self._write_blocks(work, prefilled)
-            token = Chooser(work.sampling).token(prefilled.logits_V, position=length)
-            await self._ctx.hub.send(control.PrefillDone(work.request, token))
+            chooser = Chooser(work.sampling, work.prompt)
+            token = chooser.token(prefilled.logits_V, position=length)
+            logprobs = chooser.logprobs(prefilled.logits_V, token)
+            await self._ctx.hub.send(control.PrefillDone(work.request, token, logprobs))
             # With prompts waiting nothing above need ever suspend, and messages would wait until the last of them.
             await asyncio.sleep(0)
 

@@ -20,12 +20,15 @@ from afore.core.target import Target
 from afore.core.topology import FFN, member_name
 from afore.models.attention import AttentionModel, StepBatch
 from afore.transport.exchange import Replies
-from afore.workers.choosing import choose_rows
+from afore.workers.choosing import choose_rows, logprobs_of_rows
 from afore.workers.compute import Compute
 from afore.workers.device.base import Work
 from afore.workers.kv_pool import KvPool
 from afore.workers.outbound import Outbound
 from afore.workers.replies import PendingReplies
+
+Chosen = tuple[tuple[int, ...], tuple[control.TokenLogprobs | None, ...]]
+"""The tokens of a step's rows, and their log-probabilities (empty where no row asked)."""
 
 
 class GivenUp(Exception):
@@ -138,9 +141,9 @@ class Steps:
         try:
             if previous is not None and not previous.done():
                 await asyncio.wait({previous})
-            tokens_T = await self._forward(flight)
+            tokens_T, logprobs_T = await self._forward(flight)
             del self._flights[work.microbatch]
-            await self._report(control.StepDone(work.microbatch, work.step, tokens_T))
+            await self._report(control.StepDone(work.microbatch, work.step, tokens_T, logprobs_T))
         except GivenUp:
             if self._flights.get(work.microbatch) is flight:
                 del self._flights[work.microbatch]
@@ -148,7 +151,7 @@ class Steps:
             self._pool.unpin(_requests(work))
             self._unpinned()
 
-    async def _forward(self, flight: _Flight) -> tuple[int, ...]:
+    async def _forward(self, flight: _Flight) -> Chosen:
         model, run = self._model, self._compute.run
         batch = self._batch(flight.work)
         size = {"tokens": batch.num_tokens, "context": batch.context}
@@ -190,9 +193,13 @@ class Steps:
     def _combine(self, state: Any, replies: PendingReplies) -> None:
         self._model.combine(state, replies.target.layer, replies.sum_TD())
 
-    def _next_tokens(self, work: control.StepWork, state: Any) -> tuple[int, ...]:
+    def _next_tokens(self, work: control.StepWork, state: Any) -> Chosen:
         logits_TV = self._model.logits(state)
-        return choose_rows(logits_TV, self._pool.choosers(_requests(work)), [row.position + 1 for row in work.rows])
+        choosers = self._pool.choosers(_requests(work))
+        for chooser, row in zip(choosers, work.rows, strict=True):
+            chooser.saw(row.token)
+        tokens_T = choose_rows(logits_TV, choosers, [row.position + 1 for row in work.rows])
+        return tokens_T, logprobs_of_rows(logits_TV, choosers, tokens_T)
 
     def _batch(self, work: control.StepWork) -> StepBatch:
         rows_T2 = np.array([(row.token, row.position) for row in work.rows], dtype=np.int64)

@@ -6,6 +6,7 @@ defaults through ``vars``.
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -80,6 +81,48 @@ class BatchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The HTTP door. The short names ``--host``, ``--port``, ``--api-key``, ``--served-model-name`` mean these."""
+
+    http: bool = False
+    """Whether the door opens its port; the launcher opens it where it stays up."""
+    host: str = "127.0.0.1"
+    """Address to listen at. One that other machines reach needs api_key, or allow_remote_without_key."""
+    port: int = 8000
+    """Port to listen at; 0 takes any free one."""
+    api_key: str | None = None
+    """What clients must send as ``Authorization: Bearer KEY``; none asks for nothing."""
+    allow_remote_without_key: bool = False
+    """Listen beyond this machine without a key: whoever reaches the port can use it."""
+    served_model_name: str | None = None
+    """What clients call the model; none takes the name of its directory."""
+    max_body_bytes: int = 8 << 20
+    """Longest request body."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError("serve.port", f"{self.port} is no port", "give 0 (any free one) to 65535")
+        _at_least("serve", 1024, max_body_bytes=self.max_body_bytes)
+        for name in ("api_key", "served_model_name", "host"):
+            if getattr(self, name) == "":
+                raise ConfigError(f"serve.{name}", "it is empty", "leave it out, or give a value")
+        if not (self.loopback or self.api_key is not None or self.allow_remote_without_key):
+            raise ConfigError(
+                "serve.host",
+                f"{self.host} can be reached from other machines",
+                "give --api-key, or --allow-remote-without-key",
+            )
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine reaches ``host``; a name other than localhost counts as reachable from others."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+@dataclass(frozen=True, kw_only=True)
 class TimeOptions:
     """Deadlines. Each await on another process has one of these."""
 
@@ -147,6 +190,8 @@ class RunConfig:
     """The cost model's seeds."""
     batch: BatchOptions = field(default_factory=BatchOptions)
     """Batching and KV cache."""
+    serve: ServeOptions = field(default_factory=ServeOptions)
+    """The HTTP door."""
     times: TimeOptions = field(default_factory=TimeOptions)
     """Deadlines."""
     device: DeviceOptions = field(default_factory=DeviceOptions)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from afore.core.config import RunConfig
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Raised with every change of a record or message; peers of different versions refuse each other."""
 
 # Membership: role -> hub
@@ -188,12 +188,24 @@ class StepWork:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities under the model's own distribution (before temperature, penalties and filters)."""
+
+    logprob: float
+    """Of the token itself."""
+    top: tuple[tuple[int, float], ...]
+    """(token, log-probability) of the most probable ones, best first; as many as were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepDone:
     """Attention -> engine: the sampled tokens, in the order of the rows."""
 
     microbatch: int
     step: int
     tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """Of each row that asked for them; empty where no row did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +225,10 @@ class Sampling:
     top_k: int = 0
     seed: int = 0
     choice: int = 0
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens that the sequence has already, multiplies the negative ones; 1 is off."""
+    logprobs: int = -1
+    """How many of the most probable tokens to report beside the chosen one's log-probability; -1 reports nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +238,8 @@ class Reserve:
     request: int
     tokens: int
     sampling: Sampling
+    seen: tuple[int, ...] = ()
+    """Distinct tokens of the sequence so far; only where the sampling penalises repetition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +290,7 @@ class PrefillDone:
 
     request: int
     token: int
+    logprobs: TokenLogprobs | None = None
 
 
 # Client <-> engine
@@ -288,6 +307,8 @@ class Submit:
     max_new_tokens: int
     ignore_eos: bool
     sampling: Sampling
+    stop: tuple[str, ...] = ()
+    """The request ends before the first of these in its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +327,9 @@ class TokenOut:
     token: int
     finish: str
     text: str
-    """What it adds to the text; empty within a character, and for a model without a tokenizer."""
+    """What it adds to the text; empty within a character or a possible stop string, and for a model without a tokenizer."""
+    logprobs: TokenLogprobs | None = None
+    """Where the request asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +362,8 @@ class Status:
     """``role-rank: reason`` of the role whose death ended the epoch; empty while all is well."""
     tensors_loaded: int
     tensors_total: int
+    url: str = ""
+    """Where the door listens for HTTP; empty where it does not."""
 
 
 @dataclass(frozen=True, slots=True)

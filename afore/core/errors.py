@@ -128,6 +128,10 @@ class PromptTooLong(RequestError):
     """Prompt and requested tokens do not fit the model's context or the KV cache."""
 
 
+class QueueFull(RequestError):
+    """As many requests wait as may wait; nothing is wrong with this one."""
+
+
 class KVCacheFull(AforeError):
     """An attention worker has fewer free key/value blocks than a sequence needs; nothing was taken."""
 

@@ -17,6 +17,8 @@ from afore.core.errors import ConfigError
 from afore.models.attention import F32
 
 _MAX_SEED = 2**64 - 1
+LEAST_LOGPROB = -9999.0
+"""Stands for the logarithm of a probability of 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,8 @@ class SamplingParams:
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: float = 1.0
     """Then keep the fewest most probable tokens whose probabilities reach this sum; 1 keeps all."""
+    repetition_penalty: float = 1.0
+    """See ``penalise``; 1 is off."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature <= 100.0:  # NaN fails this too
@@ -37,6 +41,8 @@ class SamplingParams:
             raise ConfigError("top_p", f"{self.top_p} is not in (0, 1]", "1 keeps every token")
         if self.top_k < 0:
             raise ConfigError("top_k", f"{self.top_k} is negative", "0 keeps every token")
+        if not 0.01 <= self.repetition_penalty <= 100.0:
+            raise ConfigError("repetition_penalty", f"{self.repetition_penalty} is not in 0.01…100", "1 is off")
 
     @property
     def greedy(self) -> bool:
@@ -63,6 +69,38 @@ def sample(logits_V: F32, params: SamplingParams, *, seed: int, choice: int, pos
     tokens, cumulative = _filtered(logits_V, params)
     index = int(np.searchsorted(cumulative, uniform(seed, choice, position) * cumulative[-1], side="right"))
     return int(tokens[min(index, len(tokens) - 1)])
+
+
+def penalise(logits_V: F32, seen: npt.NDArray[np.int64], penalty: float) -> F32:
+    """A copy of the logits in which the tokens ``seen`` are less likely (penalty > 1) or more (< 1), as in CTRL
+    (arXiv:1909.05858, § 4.1): positive logits are divided by ``penalty``, negative ones multiplied.
+    """
+    penalised_V = logits_V.copy()
+    logits = penalised_V[seen]
+    penalised_V[seen] = np.where(logits > 0, logits / penalty, logits * penalty)
+    return penalised_V
+
+
+def logprobs(logits_V: F32, token: int, top: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """ln softmax of ``token``, and (token, ln softmax) of the ``top`` most probable ones, best first (lowest id among equals).
+
+    What is impossible comes as ``LEAST_LOGPROB``, not as an infinity, which JSON cannot write.
+    """
+    scores_V = logits_V.astype(np.float64)
+    highest = float(scores_V.max())
+    normaliser = highest + float(np.log(np.exp(scores_V - highest).sum()))
+
+    def value(index: int) -> float:
+        return max(float(scores_V[index]) - normaliser, LEAST_LOGPROB)
+
+    best: list[int] = []
+    if top:
+        top = min(top, len(scores_V))
+        # Everything as good as the top-th best: a partition alone would pick any of the equals at the border.
+        border = np.partition(scores_V, -top)[-top]
+        candidates = np.flatnonzero(scores_V >= border)
+        best = candidates[np.argsort(-scores_V[candidates], kind="stable")][:top].tolist()
+    return value(token), tuple((index, value(index)) for index in best)
 
 
 def _filtered(logits_V: F32, params: SamplingParams) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:

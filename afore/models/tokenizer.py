@@ -5,6 +5,7 @@ Streaming never shows half a character: what a token adds is held back while it 
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,6 +55,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._tokenizer.chat_template is not None
 
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token (a byte that is no character of its own counts as one)."""
+        return max(map(len, self._tokenizer.get_vocab()), default=1)
+
     def encode(self, text: str) -> list[int]:
         """Tokens of a plain prompt, with the special tokens that the tokenizer itself adds."""
         return [int(token) for token in self._tokenizer(text)["input_ids"]]
@@ -63,7 +69,10 @@ class Tokenizer:
 
         Raises ``ValueError`` when there is no template or it refuses the messages.
         """
-        text = self.render_chat(messages)
+        return self.encode_rendered(self.render_chat(messages))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Tokens of what ``render_chat`` wrote: its special tokens are in the text, none are added."""
         return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:

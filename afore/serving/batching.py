@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from afore.core import control
 from afore.core.topology import ATTENTION, PREFILL, SCHEDULER, Topology
+from afore.serving.spelling import Spelling
 
 CLIENT = "client"
 Destination = tuple[str, int]
@@ -47,6 +48,8 @@ class Request:
     max_new_tokens: int
     ignore_eos: bool
     sampling: control.Sampling
+    spelling: Spelling | None = None
+    """Its text so far; none for a model that has no tokenizer."""
     state: State = State.WAITING
     attention: int = -1
     microbatch: int = -1
@@ -54,8 +57,15 @@ class Request:
     produced: list[int] = field(default_factory=list)
     kv_ready: bool = False
     prefill_done: bool = False
+    blocks: int = 0
+    """KV blocks that it holds."""
     asked_after: int = 0
     """Releases that its attention worker had been sent when it was asked for blocks."""
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """Distinct tokens of the sequence so far, where the sampling wants to know them."""
+        return tuple({*self.prompt, *self.produced}) if self.sampling.repetition_penalty != 1.0 else ()
 
     @property
     def tokens_reserved(self) -> int:
@@ -114,6 +124,15 @@ class Batcher:
         """Requests without a seat yet."""
         return len(self._waiting)
 
+    @property
+    def blocks_held(self) -> int:
+        """KV blocks that requests hold, over all attention workers."""
+        return sum(request.blocks for request in self._requests.values())
+
+    def find(self, number: int) -> Request | None:
+        """The request of that number, if it has not ended."""
+        return self._requests.get(number)
+
     def waiting_for(self, microbatch: int, step: int) -> tuple[int, ...]:
         """Attention workers whose report of that step is still out; none when the step is over."""
         flight = self._microbatches[microbatch].flight
@@ -126,7 +145,7 @@ class Batcher:
 
     # Events
 
-    def submit(self, client: int, submit: control.Submit) -> Request:
+    def submit(self, client: int, submit: control.Submit, spelling: Spelling | None = None) -> Request:
         """A new request; it is admitted at once when a seat is free."""
         request = Request(
             number=self._next_number,
@@ -136,6 +155,7 @@ class Batcher:
             max_new_tokens=submit.max_new_tokens,
             ignore_eos=submit.ignore_eos,
             sampling=submit.sampling,
+            spelling=spelling,
         )
         self._next_number += 1
         self._requests[request.number] = request
@@ -159,6 +179,7 @@ class Batcher:
             self._admit()
             return
         request.state = State.PREFILLING
+        request.blocks = len(reserved.blocks)
         request.prefill = self._next_prefill
         self._next_prefill = (self._next_prefill + 1) % self._topology.prefill
         self._out.append(
@@ -181,7 +202,7 @@ class Batcher:
         if request is None:
             return
         request.prefill_done = True
-        if self._take_token(request, done.token):
+        if self._take_token(request, done.token, done.logprobs):
             self._join_if_complete(request)
 
     def kv_ready(self, ready: control.KvReady) -> None:
@@ -199,9 +220,11 @@ class Batcher:
             return
         flight.waiting_for.discard(attention)
         self._release_ending(flight, {attention})
-        for request, token in zip(flight.rows_A[attention], done.tokens, strict=True):
+        requests = flight.rows_A[attention]
+        logprobs_T = done.logprobs or (None,) * len(requests)
+        for request, token, logprobs in zip(requests, done.tokens, logprobs_T, strict=True):
             if request.state is State.RUNNING:
-                self._take_token(request, token)
+                self._take_token(request, token, logprobs)
         if not flight.waiting_for:
             microbatch.flight = None
             self._start_step(microbatch)
@@ -245,7 +268,7 @@ class Batcher:
             self._out.append(
                 (
                     (ATTENTION, request.attention),
-                    control.Reserve(request.number, request.tokens_reserved, request.sampling),
+                    control.Reserve(request.number, request.tokens_reserved, request.sampling, request.seen),
                 )
             )
 
@@ -266,7 +289,7 @@ class Batcher:
         )
         return attention, microbatch
 
-    def _take_token(self, request: Request, token: int) -> bool:
+    def _take_token(self, request: Request, token: int, logprobs: control.TokenLogprobs | None) -> bool:
         """Records and sends a token; returns whether the request goes on."""
         request.produced.append(token)
         finish = ""
@@ -274,7 +297,11 @@ class Batcher:
             finish = "stop"
         elif len(request.produced) >= request.max_new_tokens:
             finish = "length"
-        out = control.TokenOut(request.name, len(request.produced) - 1, token, finish, text="")
+        text = ""
+        if request.spelling is not None:
+            text, stopped = request.spelling.push(token, last=bool(finish))
+            finish = "stop" if stopped else finish
+        out = control.TokenOut(request.name, len(request.produced) - 1, token, finish, text, logprobs)
         self._out.append(((CLIENT, request.client), out))
         if finish:
             finished = control.Finished(request.name, finish, len(request.prompt), len(request.produced))

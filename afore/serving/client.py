@@ -12,7 +12,7 @@ from typing import Any
 
 from afore.core import control
 from afore.core.clock import Clock, deadline
-from afore.core.errors import PeerLost, PromptTooLong, RequestError, RoleLost, TransportError
+from afore.core.errors import PeerLost, PromptTooLong, QueueFull, RequestError, RoleLost, TransportError
 from afore.core.messages import from_wire, to_wire
 from afore.transport.api import Channel, Fabric
 
@@ -101,7 +101,7 @@ class Client:
                 at_ns, event = await queue.get()
                 if isinstance(event, control.Failed):
                     ended = True
-                    raise _failure(event)
+                    raise failure(event)
                 yield at_ns, event
                 if isinstance(event, control.Finished):
                     ended = True
@@ -214,9 +214,10 @@ def _put_newest(queue: asyncio.Queue[Any], item: object) -> None:
     queue.put_nowait(item)
 
 
-def _failure(failed: control.Failed) -> RequestError | RoleLost:
+def failure(failed: control.Failed) -> RequestError | RoleLost:
+    """The error that a message stands for."""
     if failed.kind == "RoleLost":
         role, _, reason = failed.problem.partition(": ")
         return RoleLost(role, reason, failed.remedy)
-    kind = PromptTooLong if failed.kind == "PromptTooLong" else RequestError
+    kind = {"PromptTooLong": PromptTooLong, "QueueFull": QueueFull}.get(failed.kind, RequestError)
     return kind(failed.request, failed.problem, failed.remedy)

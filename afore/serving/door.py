@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 
-from afore.core.config import RunConfig
+from afore.core.clock import Clock
+from afore.core.config import RunConfig, ServeOptions
 from afore.core.errors import ConfigError
 from afore.models.config import ModelSpec
 from afore.serving.engine import Engine, Limits, Text
@@ -31,8 +34,20 @@ def request_limits(config: RunConfig, spec: ModelSpec) -> Limits:
     )
 
 
-async def serve(fabric: Fabric, hub_address: str, config: RunConfig, spec: ModelSpec, text: Text | None) -> None:
-    """Runs hub and engine until a client stops the cluster."""
-    hub = Hub(fabric, config)
-    Engine(hub, config, request_limits(config, spec), text)
-    await hub.run(hub_address)
+async def serve(
+    fabric: Fabric, hub_address: str, config: RunConfig, spec: ModelSpec, text: Text | None, clock: Clock
+) -> None:
+    """Runs hub and engine, and the HTTP door where it is asked for, until a client stops the cluster.
+
+    Raises ``ConfigError`` when the door's address cannot be had.
+    """
+    # Every role is sent the hub's configuration; the key is nobody's business but the door's.
+    hub = Hub(fabric, dataclasses.replace(config, serve=ServeOptions()))
+    engine = Engine(hub, config, request_limits(config, spec), text)
+    async with contextlib.AsyncExitStack() as stack:
+        if config.serve.http:
+            # Only then does this process need an HTTP server.
+            from afore.serving.http.server import serving_http
+
+            await stack.enter_async_context(serving_http(hub, engine, config, text, clock))
+        await hub.run(hub_address)

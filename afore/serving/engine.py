@@ -6,15 +6,18 @@ import asyncio
 import dataclasses
 import logging
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from afore.core import control
 from afore.core.config import RunConfig
-from afore.core.errors import PromptTooLong, RequestError, RoleLost
+from afore.core.errors import PromptTooLong, QueueFull, RequestError, RoleLost
 from afore.core.topology import ATTENTION, PREFILL, SCHEDULER, member_name
-from afore.serving.batching import CLIENT, Batcher
+from afore.serving.batching import CLIENT, Batcher, Request, State
 from afore.serving.hub import Hub
+from afore.serving.observer import Observer
+from afore.serving.spelling import Speller, Spelling
 
 log = logging.getLogger(__name__)
 
@@ -35,20 +38,32 @@ Owed = tuple[str, int, str]
 """(role, rank, what it owes the engine)."""
 
 
-class Speller(Protocol):
-    """Text that grows token by token."""
-
-    def push(self, token_id: int) -> str: ...
-
-    def flush(self) -> str: ...
-
-
 class Text(Protocol):
-    """A tokenizer, as the engine needs it."""
+    """A tokenizer, as the engine and the door need it."""
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token: no text of n tokens is longer than n times this."""
+        ...
 
     def encode(self, text: str) -> list[int]: ...
 
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str: ...
+
+    def encode_rendered(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
     def detokenizer(self) -> Speller: ...
+
+
+MOST_LOGPROBS = 20
+"""Log-probabilities of the most probable tokens that a request may ask for."""
+MOST_STOPS = 16
+MOST_STOP_CHARACTERS = 1024
 
 
 class Engine:
@@ -58,7 +73,8 @@ class Engine:
         """``text`` tokenizes prompts and spells tokens; none for a model that has no tokenizer (token ids still work)."""
         self._hub = hub
         self._text = text
-        self._spellers: dict[tuple[int, str], Speller] = {}
+        self.observer = Observer()
+        """Who hears of requests."""
         self._config = config
         self._limits = limits
         self._batcher = Batcher(
@@ -80,27 +96,44 @@ class Engine:
         """Requests that have not ended."""
         return len(self._batcher.live)
 
+    @property
+    def limits(self) -> Limits:
+        """What a request may ask for."""
+        return self._limits
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no seat yet."""
+        return self._batcher.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a seat: reserving, in prefill, or decoding."""
+        return len(self._batcher.live) - self._batcher.num_waiting
+
+    @property
+    def kv_usage(self) -> float:
+        """Share (0…1) of all attention workers' KV blocks that requests hold."""
+        blocks = self._limits.kv_tokens // self._config.batch.block_tokens * self._config.topology.attention
+        return self._batcher.blocks_held / blocks
+
     def from_client(self, client: int, message: control.Message) -> None:
         """A request, or the end of the interest in one. A request that cannot be served is refused at once, typed."""
         if isinstance(message, control.Submit):
             try:
                 request = self._tokenized(message)
                 self._check(request)
-                if self._text is not None:
-                    self._spellers[client, request.request] = self._text.detokenizer()
-                self._batcher.submit(client, request)
+                spelling = None if self._text is None else Spelling(self._text.detokenizer(), request.stop)
+                self.observer.submitted(self._batcher.submit(client, request, spelling))
             except (RequestError, RoleLost) as error:
                 self._fail(client, message.request, error)
         elif isinstance(message, control.Cancel):
-            self._spellers.pop((client, message.request), None)
-            self._batcher.cancel(client, message.request)
+            self._abort([request for request in self._of(client) if request.name == message.request], "abort")
         self._send()
 
     def client_gone(self, client: int) -> None:
         """Its requests end."""
-        for key in [key for key in self._spellers if key[0] == client]:
-            del self._spellers[key]
-        self._batcher.cancel_client(client)
+        self._abort(self._of(client), "abort")
         self._send()
 
     def from_member(self, role: str, rank: int, message: control.Message) -> None:
@@ -136,8 +169,9 @@ class Engine:
         self._owed_timers.clear()
         self._owed.clear()
         for request in self._batcher.live:
-            self._fail(request.client, request.name, self._lost)
-            self._batcher.cancel(request.client, request.name)
+            if request.state is not State.ENDED:
+                self._fail(request.client, request.name, self._lost)
+                self._abort([request], "error")
         self._batcher.drain()
 
     def _tokenized(self, submit: control.Submit) -> control.Submit:
@@ -165,6 +199,20 @@ class Engine:
             raise RequestError(submit.request, f"top_p is {sampling.top_p}", "give a number above 0, at most 1")
         if sampling.top_k < 0:
             raise RequestError(submit.request, f"top_k is {sampling.top_k}", "give 0 (off) or more")
+        if not 0.01 <= sampling.repetition_penalty <= 100:
+            raise RequestError(
+                submit.request, f"repetition_penalty is {sampling.repetition_penalty}", "give a number from 0.01 to 100"
+            )
+        if not -1 <= sampling.logprobs <= MOST_LOGPROBS:
+            raise RequestError(submit.request, f"logprobs is {sampling.logprobs}", f"give -1 (none) to {MOST_LOGPROBS}")
+        if len(submit.stop) > MOST_STOPS or any(not 0 < len(stop) <= MOST_STOP_CHARACTERS for stop in submit.stop):
+            raise RequestError(
+                submit.request,
+                "a stop string is empty or too long, or there are too many",
+                f"give at most {MOST_STOPS} of 1 to {MOST_STOP_CHARACTERS} characters",
+            )
+        if submit.stop and self._text is None:
+            raise RequestError(submit.request, "this model has no tokenizer, so no text to stop at", "leave out stop")
         total = len(submit.prompt) + submit.max_new_tokens
         if total > limits.max_model_len:
             raise PromptTooLong(
@@ -179,11 +227,19 @@ class Engine:
                 "raise batch.kv_blocks",
             )
         if self._batcher.num_waiting >= self._config.batch.max_waiting:
-            raise RequestError(
+            raise QueueFull(
                 submit.request,
                 f"{self._batcher.num_waiting} requests wait already",
                 "come back later, or raise batch.max_waiting",
             )
+
+    def _of(self, client: int) -> list[Request]:
+        return [r for r in self._batcher.live if r.client == client and r.state is not State.ENDED]
+
+    def _abort(self, requests: list[Request], reason: str) -> None:
+        for request in requests:
+            self._batcher.cancel(request.client, request.name)
+            self.observer.ended(request.client, request.name, reason)
 
     def _fail(self, client: int, name: str, error: RequestError | RoleLost) -> None:
         if isinstance(error, RoleLost):
@@ -195,8 +251,16 @@ class Engine:
     def _send(self) -> None:
         for (role, rank), message in self._batcher.drain():
             if role == CLIENT:
-                self._hub.to_client(rank, self._spelled(rank, message))
+                if isinstance(message, control.TokenOut):
+                    self.observer.token(rank, message.request, message.index)
+                elif isinstance(message, control.Finished):
+                    self.observer.ended(rank, message.request, message.reason)
+                self._hub.to_client(rank, message)
                 continue
+            if isinstance(message, control.PrefillWork):
+                request = self._batcher.find(message.request)
+                if request is not None:
+                    self.observer.scheduled(request)
             if isinstance(message, control.Announce):
                 self._watch_step(message)
             elif isinstance(message, control.Reserve):
@@ -204,18 +268,6 @@ class Engine:
             elif isinstance(message, control.PrefillWork):
                 self._owes((role, rank, "the first token of a prompt"))
             self._hub.to_member(role, rank, message)
-
-    def _spelled(self, client: int, message: control.Message) -> control.Message:
-        if not isinstance(message, control.TokenOut):
-            return message
-        speller = self._spellers.get((client, message.request))
-        if speller is None:
-            return message
-        text = speller.push(message.token)
-        if message.finish:
-            text += speller.flush()
-            del self._spellers[client, message.request]
-        return dataclasses.replace(message, text=text) if text else message
 
     def _owes(self, owed: Owed) -> None:
         """One more answer is due. Answers come in order, so each has its time from the one before it."""

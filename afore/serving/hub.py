@@ -81,11 +81,15 @@ class Hub:
         """(role-rank, reason): the epoch has ended."""
         self._members: dict[MemberId, Outbox] = {}
         self._clients: dict[int, Outbox] = {}
+        self._local: dict[int, Callable[[control.Message], None]] = {}
+        self.url = ""
+        """Where the door listens for HTTP; empty where it does not."""
         self._watching: dict[int, control.Watch] = {}
         self._tickets: dict[int, tuple[int, int]] = {}
         self._next_client = 0
         self._next_ticket = 0
-        self._stopping = asyncio.Event()
+        self.stopping = asyncio.Event()
+        """Set once the cluster is told to end."""
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -99,9 +103,31 @@ class Hub:
 
     def to_client(self, client: int, message: control.Message) -> None:
         """Posts to a client; a client that is gone misses nothing it could read."""
+        local = self._local.get(client)
+        if local is not None:
+            local(message)
+            return
         outbox = self._clients.get(client)
         if outbox is not None:
             outbox.post(message)
+
+    # Clients of this process
+
+    def attach(self, take: Callable[[control.Message], None]) -> int:
+        """A client without a channel: ``take`` is called with each message to it. Returns its number, for ``from_local``."""
+        client = self._next_client
+        self._next_client += 1
+        self._local[client] = take
+        return client
+
+    def detach(self, client: int) -> None:
+        """The client is gone with all of its requests."""
+        if self._local.pop(client, None) is not None:
+            self.on_client_gone(client)
+
+    def from_local(self, client: int, message: control.Message) -> None:
+        """A message of a client of this process; its answers may come before this returns."""
+        self._from_client(client, message)
 
     # Life
 
@@ -109,7 +135,7 @@ class Hub:
         """Listens at ``address`` until a client or ``stop`` ends the cluster; then sees everybody out."""
         await self._fabric.listen(address, self._serve_channel)
         try:
-            await self._stopping.wait()
+            await self.stopping.wait()
         finally:
             # Also when the door's process is signalled: nobody else can tell the roles.
             self.stop("the door ended")
@@ -119,8 +145,8 @@ class Hub:
 
     def stop(self, reason: str) -> None:
         """Tells every role to end; idempotent."""
-        if not self._stopping.is_set():
-            self._stopping.set()
+        if not self.stopping.is_set():
+            self.stopping.set()
             for outbox in self._members.values():
                 outbox.post(control.Stop(reason))
 
@@ -166,7 +192,7 @@ class Hub:
             del self._members[member]
             if not self._members:
                 self._empty.set()
-            if not self._stopping.is_set():
+            if not self.stopping.is_set():
                 self._lost(member, failure or "ended")
 
     def _lost(self, member: MemberId, reason: str) -> None:
@@ -209,7 +235,7 @@ class Hub:
         client = self._next_client
         self._next_client += 1
         self._clients[client] = outbox
-        outbox.post(self._status())
+        outbox.post(self.status())
         try:
             async with _writing(outbox):
                 while True:
@@ -242,7 +268,8 @@ class Hub:
         for outbox in self._members.values():
             outbox.post(watch)
 
-    def _status(self) -> control.Status:
+    def status(self) -> control.Status:
+        """What is up and what is missing."""
         done, total = self.membership.progress()
         return control.Status(
             serving=self.membership.serving,
@@ -250,10 +277,11 @@ class Hub:
             lost=self.membership.lost_member,
             tensors_loaded=done,
             tensors_total=total,
+            url=self.url,
         )
 
     def _broadcast_status(self) -> None:
-        status = self._status()
+        status = self.status()
         for outbox in self._clients.values():
             outbox.post(status)
 

@@ -24,9 +24,24 @@ EXAMPLE = """examples:
   python -m afore.launch --demo                      answer the bundled prompts, print the table, end
   python -m afore.launch --prompt "Question: What is 3 * 4? Answer:"
   python -m afore.launch --topology.ffn 8 --policy static --demo --json out.json
-  python -m afore.launch                             start the default topology and stay up
+  python -m afore.launch                             start the default topology, serve HTTP at 127.0.0.1:8000
+  python -m afore.launch --host 0.0.0.0 --api-key SECRET --max-num-seqs 64
   python -m afore.launch --role ffn                  one role of the default local cluster, next free rank
 """
+
+
+SHORT_NAMES = {
+    "host": "serve.host",
+    "port": "serve.port",
+    "api_key": "serve.api_key",
+    "allow_remote_without_key": "serve.allow_remote_without_key",
+    "served_model_name": "serve.served_model_name",
+    "max_model_len": "batch.max_model_len",
+    "max_num_seqs": "batch.max_num_seqs",
+    "kv_blocks": "batch.kv_blocks",
+}
+"""What other servers call these on the command line."""
+SHORT = "".join(f"  --{short.replace('_', '-'):<48} --{key}\n" for short, key in SHORT_NAMES.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +113,7 @@ class _Parser(jsonargparse.ArgumentParser):
 
     def known_keys(self) -> list[str]:
         """Every key that the command line or a file may give."""
-        return [*_keys(LaunchOptions), *_keys(RunConfig)]
+        return [*_keys(LaunchOptions), *_keys(RunConfig), *SHORT_NAMES]
 
 
 def _keys(kind: Any, prefix: str = "") -> list[str]:
@@ -133,11 +148,14 @@ def _explain(message: str, known: list[str]) -> ConfigError:
 
 
 def _underscored(argument: str) -> str:
-    """``--max-new-tokens=8`` is the same option as ``--max_new_tokens=8``."""
+    """``--max-new-tokens=8`` is the same option as ``--max_new_tokens=8``, ``--port`` the same as ``--serve.port``."""
     if not argument.startswith("--"):
         return argument
     name, equals, value = argument[2:].partition("=")
-    return "--" + name.replace("-", "_") + equals + value
+    name = name.replace("-", "_")
+    if name == "allow_remote_without_key" and not equals:
+        equals, value = "=", "true"
+    return "--" + SHORT_NAMES.get(name, name) + equals + value
 
 
 def build_parser() -> _Parser:
@@ -146,7 +164,7 @@ def build_parser() -> _Parser:
     parser = _Parser(
         prog="python -m afore.launch",
         description="Start an AFORE cluster on this machine, or one role of it.",
-        epilog=EXAMPLE,
+        epilog=f"short names:\n{SHORT}\n{EXAMPLE}",
         formatter_class=_Formatter,
     )
     parser.add_argument("--config", action="config", help="YAML file with any of the options below")

@@ -83,7 +83,7 @@ async def run_role(
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(fabric.close)
         if role == DOOR:
-            await door.serve(fabric, hub_address, config, world.model_spec(config), world.text(config))
+            await door.serve(fabric, hub_address, config, world.model_spec(config), world.text(config), clock)
             return
         session = await _join(fabric, hub_address, role, rank, clock, config.times.join_s)
         stack.push_async_callback(session.close)

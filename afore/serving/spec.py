@@ -49,6 +49,11 @@ def checkpoint_path(config: RunConfig) -> Path:
     return Path(config.model) if config.model is not None else bundled_model_path()
 
 
+def model_name(config: RunConfig) -> str:
+    """What clients call the model: the given name, or that of its directory."""
+    return config.serve.served_model_name or checkpoint_path(config).resolve().name
+
+
 def config_to_json(config: RunConfig) -> dict[str, Any]:
     """Plain data."""
     return _CODEC.to_wire(config)

@@ -33,8 +33,10 @@ class Launcher:
                 self.cluster,
             )
         )
+        # Several clusters of the tests run side by side: none may insist on the default port.
+        port = () if any(a.startswith(("--port", "--serve", "--help")) for a in arguments) else ("--port", "0")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "afore.launch", *arguments, *named],
+            [sys.executable, "-m", "afore.launch", *arguments, *named, *port],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -73,6 +74,30 @@ def test_one_prompt_prints_its_answer() -> None:
     status, stdout, stderr = run(*SMALL, "--prompt", "Question: What is 3 * 4?\nAnswer:", "--max_new_tokens", "8")
     assert status == 0, stderr
     assert len(stdout.strip().splitlines()[-1]) > 0
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the printed line is curl's")
+def test_it_names_every_role_and_prints_a_command_that_works() -> None:
+    launcher = Launcher(*SMALL)
+    line = launcher.wait_for("curl http")
+    for name in ("scheduler-0", "ffn-0", "ffn-1", "attention-0", "prefill-0", "door-0"):
+        assert sum(seen.startswith(f"{name} is ready (pid ") for seen in launcher.seen) == 1
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    assert json.loads(done.stdout)["choices"][0]["text"]
+    launcher.signal(signal.SIGINT)
+    assert launcher.end()[0] == 0
+    assert launcher.leftovers() == []
+
+
+def test_a_port_that_is_taken_is_refused_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, stdout, stderr = run(*SMALL, "--port", str(port))
+    assert status == 2
+    assert stdout == ""
+    assert len(stderr.strip().splitlines()) == 1
+    assert "serve.port" in stderr
+    assert str(port) in stderr
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

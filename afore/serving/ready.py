@@ -1,0 +1,64 @@
+"""What the launcher says while a topology comes up: a line for each role that is ready, and where the door is."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+
+from rich.console import Console
+
+from afore.core.config import RunConfig
+from afore.core.control import Status
+from afore.core.topology import DOOR, Topology, member_name
+from afore.serving.spec import model_name
+
+EXAMPLE_PROMPT = "Question: What is 3 * 4?\nAnswer:"
+
+
+class ReadyLines:
+    """Prints each role once, as it links; roles that link between two statuses come together, in the topology's order."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        pids: Mapping[str, int],
+        console: Console | None,
+        on_status: Callable[[Status | None], None],
+    ) -> None:
+        """``console`` none prints nothing; ``on_status`` hears of each status too."""
+        self._waiting = [member_name(role, rank) for role, rank in topology.members() if role != DOOR]
+        self._pids = pids
+        self._console = console
+        self._on_status = on_status
+
+    def see(self, status: Status) -> None:
+        """Prints who is not missing any more."""
+        self._on_status(status)
+        self._print([name for name in self._waiting if name not in status.missing])
+
+    def all(self) -> None:
+        """Everybody is ready, the door with them."""
+        self._print([*self._waiting, member_name(DOOR, 0)])
+
+    def _print(self, names: list[str]) -> None:
+        self._waiting = [name for name in self._waiting if name not in names]
+        if self._console is not None:
+            for name in names:
+                self._console.print(f"{name} is ready (pid {self._pids.get(name, '?')})")
+
+
+def print_address(url: str, config: RunConfig, console: Console) -> None:
+    """Where the door listens, and a command that asks it something."""
+    console.print(f"serving {model_name(config)} at {url}; Ctrl-C ends it. Try:", soft_wrap=True)
+    console.print(curl_line(url, config), markup=False, highlight=False, soft_wrap=True)
+
+
+def curl_line(url: str, config: RunConfig) -> str:
+    """One shell line with a completion request. A key is not printed: the line reads it from a variable."""
+    body = {"model": model_name(config), "prompt": EXAMPLE_PROMPT, "max_tokens": 32, "temperature": 0}
+    key = "" if config.serve.api_key is None else ' -H "Authorization: Bearer $AFORE_KEY"'
+    return (
+        f"curl {url}/v1/completions -H {shlex.quote('Content-Type: application/json')}{key}"
+        f" -d {shlex.quote(json.dumps(body))}"
+    )
