@@ -10,6 +10,7 @@ Planning is synchronous and takes microseconds; the only waits are for room in t
 from __future__ import annotations
 
 import json
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
@@ -29,6 +30,8 @@ from afore.scheduler.publisher import Publisher
 from afore.scheduler.stats import SKIPPED_NO_GAIN, RunStats
 from afore.transport.feedback import FeedbackFlags, FeedbackReader, FeedbackRecord
 from afore.transport.ring import RingWriter
+
+_log = logging.getLogger(__name__)
 
 ROOM_POLL_US = 200.0
 """How often a full ring is looked at again: it is full only when a reader stands still."""
@@ -128,7 +131,7 @@ class Planning:
             while self._to_plan:
                 one, inputs_came = self._to_plan.popleft()
                 if inputs_came:
-                    await self._act(self._policy.on_inputs(one.target, self._clock.now_ns() / 1e3), one)
+                    await self._act(self._asked("on_inputs", one, one.target, self._clock.now_ns() / 1e3), one)
                 else:
                     await self._plan(one)
         finally:
@@ -141,7 +144,8 @@ class Planning:
             return
         for layer in self._publisher.newly_refused():
             self._policy.reset_layer(layer)
-        actions = self._policy.on_demand(complete.target, complete.demand_E, start_ns / 1e3)
+        # Its own copy: what a policy does to it must not reach the workers.
+        actions = self._asked("on_demand", complete, complete.target, complete.demand_E.copy(), start_ns / 1e3)
         planned_ns = self._clock.now_ns()
         sequence = self._publisher.next_sequence
         self._tracer.span("plan", complete.target, start_ns, planned_ns, sequence=sequence)
@@ -152,8 +156,45 @@ class Planning:
         self._tracer.span("publish", complete.target, planned_ns, self._clock.now_ns(), sequence=sequence)
         target = complete.target
         if target.layer == self._num_layers - 1:
-            ended = self._policy.on_step_end(target.microbatch, target.step, self._clock.now_ns() / 1e3)
+            now_us = self._clock.now_ns() / 1e3
+            ended = self._asked("on_step_end", complete, target.microbatch, target.step, now_us)
             await self._act(ended, complete)
+
+    def _asked(self, event: str, complete: Complete, *arguments: object) -> list[Action]:
+        """The policy's answer to an event, or primaries for one that is none: a mistake costs balance, never an answer."""
+        must_assign = event == "on_inputs" or (event == "on_demand" and not self._policy.wants_inputs)
+        try:
+            actions: list[Action] = list(getattr(self._policy, event)(*arguments))
+            problem = self._problem(actions, complete.target, event, must_assign)
+        except Exception as error:  # whatever a user's policy raises
+            actions, problem = [], f"{type(error).__name__}: {error}"
+        if not problem:
+            return actions
+        if not self._stats.counters["policy_errors"]:
+            _log.error(
+                "policy %s, %s of %s: %s; such targets run on primaries",
+                self._policy.name,
+                event,
+                complete.target,
+                problem,
+            )
+        self._stats.counters["policy_errors"] += 1
+        return [] if event == "on_step_end" else [Assign(complete.target, (), skipped=f"policy error: {problem}")]
+
+    def _problem(self, actions: Sequence[object], target: Target, event: str, must_assign: bool) -> str:
+        assigned = 0
+        for action in actions:
+            if isinstance(action, Assign):
+                assigned += 1
+                if action.target != target or event == "on_step_end":
+                    return f"it assigned {action.target}"
+            elif not isinstance(action, Copies):
+                return f"it answered {type(action).__name__}, which is no action"
+            elif not 0 <= action.layer < self._num_layers:
+                return f"it copies in layer {action.layer}, of {self._num_layers}"
+        if assigned > 1 or (must_assign and not assigned):
+            return f"it assigned the target {assigned} times"
+        return ""
 
     async def _act(self, actions: Sequence[Action], complete: Complete) -> None:
         """Publishes what a policy answered: copies for the assigned target travel in its entry, others ahead of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 
@@ -29,6 +30,14 @@ def check(config: RunConfig) -> None:
     check_policy(config.policy)
     if config.device.name != "cpu":
         raise ConfigError("device.name", f"{config.device.name} is for virtual time", "leave it at cpu")
+    if config.trace is not None:
+        try:
+            Path(config.trace).mkdir(parents=True, exist_ok=True)
+            usable = bool(config.trace) and os.access(config.trace, os.W_OK)
+        except OSError:
+            usable = False
+        if not usable:
+            raise ConfigError("trace", f"{config.trace!r} is no directory that can be written", "give another")
     with Checkpoint(checkpoint_path(config)) as checkpoint:
         verify_checkpoint(checkpoint)
         request_limits(config, checkpoint.spec)

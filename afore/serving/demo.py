@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afore.core.control import Status
-from afore.core.errors import ConfigError
+from afore.core.errors import ConfigError, HostError
 from afore.core.metrics import FORMULAS, percentiles
 from afore.models.bundle import Prompt, bundled_prompts
 
@@ -69,7 +70,7 @@ def read_prompts(path: str | None, max_new_tokens: int) -> tuple[Prompt, ...]:
     if path is None:
         return bundled_prompts()
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("prompts", f"{path} cannot be read: {error}", "give a JSONL file") from error
     prompts = []
@@ -79,7 +80,7 @@ def read_prompts(path: str | None, max_new_tokens: int) -> tuple[Prompt, ...]:
         where = f"{path}, line {number}"
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError("prompts", f"{where} is not JSON: {error}", "write one object a line") from error
         if not isinstance(record, dict) or not isinstance(record.get("prompt"), str) or not record["prompt"]:
             raise ConfigError("prompts", f'{where} has no text under "prompt"', 'write {"prompt": "…"}')
@@ -231,20 +232,37 @@ def print_summary(result: dict[str, Any], console: Console) -> None:
 
 def check_writable(path: str) -> None:
     """Raises ``ConfigError`` when the result could not be written there, before the work is done."""
-    folder = Path(path).resolve().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(path).is_dir():
-        raise ConfigError("json", f"{path} cannot be written", "give a file in a folder that exists")
+    target = Path(path)
+    folder = target.resolve().parent
+    writable = os.access(target, os.W_OK) if target.exists() else folder.is_dir() and os.access(folder, os.W_OK)
+    if target.is_dir() or not writable or (target.is_file() and not target.stat().st_mode & 0o222):
+        raise ConfigError(
+            "json", f"{path} cannot be written", "give a file that may be written, in a folder that exists"
+        )
 
 
 def write_json(path: str, result: object) -> None:
-    """Writes a result; "-" is standard output. A file appears whole or not at all."""
+    """Writes a result; "-" is standard output. A file appears whole or not at all. Raises ``HostError``."""
     text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
     if path == "-":
         sys.stdout.write(text)
         return
-    temporary = Path(path + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    target = Path(path).resolve()
+    try:
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")  # a device or a pipe: written to, never replaced
+            return
+        descriptor, temporary = tempfile.mkstemp(prefix=target.name, dir=target.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise HostError(path, f"the result cannot be written: {error.strerror}", "give another file") from error
 
 
 @contextlib.contextmanager

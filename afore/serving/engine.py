@@ -197,6 +197,8 @@ class Engine:
             raise RequestError(submit.request, f"temperature is {sampling.temperature}", "give a number from 0 to 100")
         if not 0 < sampling.top_p <= 1:
             raise RequestError(submit.request, f"top_p is {sampling.top_p}", "give a number above 0, at most 1")
+        if not 0 <= sampling.choice < 1 << 31:
+            raise RequestError(submit.request, f"choice is {sampling.choice}", "give 0 or more")
         if sampling.top_k < 0:
             raise RequestError(submit.request, f"top_k is {sampling.top_k}", "give 0 (off) or more")
         if not 0.01 <= sampling.repetition_penalty <= 100:

@@ -179,7 +179,15 @@ def build_parser() -> _Parser:
 def parse(argv: Sequence[str] | None = None) -> tuple[LaunchOptions, RunConfig]:
     """Options and run configuration from the command line. Raises ``ConfigError`` naming the key."""
     parser = build_parser()
-    values = parser.parse_args([_underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)])
+    try:
+        values = parser.parse_args([_underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)])
+    except (
+        TypeError,
+        UnicodeDecodeError,
+        RecursionError,
+        OverflowError,
+    ) as error:  # what it lets through of a broken file
+        raise ConfigError("config", " ".join(str(error).split()) or type(error).__name__, "see --help") from error
     values.pop("config", None)
     parts = parser.instantiate(values)
     launch_names = {field.name for field in dataclasses.fields(LaunchOptions)}

@@ -62,16 +62,27 @@ class Supervisor:
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "afore.serving.zygote",
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-                env=environment,
+            starting = asyncio.ensure_future(
+                asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "afore.serving.zygote",
+                    str(theirs.fileno()),
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,
+                    env=environment,
+                )
             )
+            try:
+                self._process = await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                # A signal in this very moment: what has been started must not outlive us.
+                process = await starting
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+                raise
         except BaseException:
             ours.close()
             raise
@@ -150,7 +161,7 @@ class Supervisor:
                     await self.all_exited()
         assert self._writer is not None
         assert self._reports is not None
-        left = [self.pids[name] for name in self._expected if name in self.pids]
+        left = list(self.pids.values())
         self._writer.close()
         if self._ready.is_set():
             # The end of its socket: it sends SIGTERM to its children and waits for them.

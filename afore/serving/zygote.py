@@ -81,11 +81,13 @@ class _Zygote:
         return True
 
     def _fork(self, spec: dict[str, Any]) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
+        # SIGTERM is for the zygote's loop: a child that is not yet itself must not take it for that.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = os.fork()
         if pid == 0:
             self._become(spec)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._names[pid] = spec["name"]
         self._send({"forked": spec["name"], "pid": pid})
 
@@ -96,6 +98,7 @@ class _Zygote:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             self._connection.close()
             for fd in (self._lifeline_write, self._wake_read, self._wake_write):
                 os.close(fd)
@@ -105,8 +108,7 @@ class _Zygote:
             status = run_process(ProcessSpec.from_json(spec), lifeline=self._lifeline_read)
         finally:
             with contextlib.suppress(OSError, ValueError):
-                sys.stdout.flush()
-                sys.stderr.flush()
+                _flush()
             os._exit(status)
 
     def _reap(self) -> None:
@@ -135,6 +137,13 @@ class _Zygote:
 
     def _send(self, message: dict[str, Any]) -> None:
         self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # None where the shell closed it.
+        if stream is not None:
+            stream.flush()
 
 
 def _check(data: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Scripted(Quiet):
     """A policy that answers as the test says; it remembers what it was told."""
 
     name = "scripted"
+    wants_inputs = True
 
     def __init__(self) -> None:
         self.reset: list[int] = []

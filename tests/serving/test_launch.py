@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from afore.core.errors import ConfigError
 from afore.models.bundle import bundled_model_path
+from afore.serving import demo
 from tests.serving.launcher import PATIENCE_S, Launcher, gone, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -173,6 +175,7 @@ def test_a_killed_role_is_named_and_ends_the_run(role: str) -> None:
         (["--config", "/nonexistent.yaml"], ["/nonexistent.yaml"]),
         (["--batch.max_model_len", "99999"], ["batch.max_model_len", "99999"]),
         (["--role", "fn"], ["role", "did you mean ffn"]),
+        (["--trace", "/dev/null", "--demo"], ["trace", "/dev/null"]),
         (["--device.name", "emulated"], ["device.name", "virtual time"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -197,6 +200,25 @@ def test_a_role_that_stands_still_is_named_and_ends_the_run(role: str) -> None:
     assert status == 1
     assert f"{role}: role lost: " in stderr
     assert launcher.leftovers() == []
+
+
+def test_a_result_never_replaces_what_is_no_file(tmp_path: Path) -> None:
+    device, link, readonly = tmp_path / "full", tmp_path / "link", tmp_path / "readonly.json"
+    link.symlink_to(tmp_path / "aim.json")
+    readonly.write_text("keep me")
+    readonly.chmod(0o400)
+    os.mkfifo(device)
+    reader = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
+    demo.write_json(str(device), {"a": 1})
+    assert json.loads(os.read(reader, 100)) == {"a": 1}
+    os.close(reader)
+    assert device.is_fifo()
+    demo.write_json(str(link), {"a": 1})
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "aim.json").read_text()) == {"a": 1}
+    with pytest.raises(ConfigError, match="cannot be written"):
+        demo.check_writable(str(readonly))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["aim.json", "full", "link", "readonly.json"]
 
 
 def test_a_prompt_that_is_too_long_is_refused_in_one_line() -> None:
