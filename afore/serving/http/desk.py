@@ -23,6 +23,8 @@ from afore.serving.spec import model_name
 
 DEFAULT_MAX_TOKENS = 16
 """Of /v1/completions, as OpenAI has it; a chat answers as long as there is room."""
+MOST_OUTPUTS = 1024
+"""Prompts times choices of one request."""
 SHRINKS = 4
 """How many times shorter than its text the tokens' spellings may be (Unicode normalisation), at most."""
 
@@ -223,7 +225,7 @@ class Desk:
             if not ids:
                 raise bad_field("prompt", "it is empty; send at least one token")
             self._check_tokens(ids, "prompt")
-        if len(prompts) * body.n > 8 * 128:
+        if len(prompts) * body.n > MOST_OUTPUTS:
             raise bad_field("n", f"{len(prompts)} prompts with {body.n} choices each are too many for one request")
         return prompts
 

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -17,13 +17,14 @@ from openai import OpenAI
 
 from afore.core.clock import WallClock
 from afore.core.config import RunConfig, ServeOptions
-from afore.core.errors import ConfigError
+from afore.core.errors import ConfigError, PeerLost
 from afore.serving.client import Client
 from afore.serving.http.listen import check_listen
 from afore.serving.roles import RealWorld, run_role
 from afore.serving.spec import HUB_ADDRESS
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
-from tests.serving.http.served import CONFIG, SMALL, Served, serving
+from afore.transport.session import HubSession
+from tests.serving.http.served import CONFIG, SMALL, serving
 
 pytestmark = pytest.mark.slow
 
@@ -212,32 +213,35 @@ def test_a_full_queue_is_429_and_a_later_request_is_served() -> None:
         assert again.status_code == 200
 
 
-async def test_health_names_who_is_missing_until_everybody_is_there() -> None:
+@contextlib.asynccontextmanager
+async def a_door_alone(config: RunConfig) -> AsyncIterator[tuple[Client, LoopbackNetwork]]:
+    """A door without any other role, and a client of its hub."""
     clock = WallClock()
     network = LoopbackNetwork(clock)
-    config = dataclasses.replace(CONFIG, times=dataclasses.replace(CONFIG.times, shutdown_s=0.2))
+    config = dataclasses.replace(config, times=dataclasses.replace(config.times, shutdown_s=0.2))
+    own = LoopbackFabric(network, "door-0")
     door = asyncio.create_task(
-        run_role(
-            "door",
-            0,
-            fabric=LoopbackFabric(network, "door-0"),
-            hub_address=HUB_ADDRESS,
-            clock=clock,
-            config=config,
-            world=RealWorld(),
-        )
+        run_role("door", 0, fabric=own, hub_address=HUB_ADDRESS, clock=clock, config=config, world=RealWorld())
     )
     async with contextlib.AsyncExitStack() as stack:
         fabric = LoopbackFabric(network, "client")
         stack.push_async_callback(fabric.close)
-        client = None
-        while client is None:
+        while True:
             try:
-                client = await stack.enter_async_context(Client.connect(fabric, HUB_ADDRESS, clock, timeout_us=1e6))
-            except Exception:
+                client = await stack.enter_async_context(Client.connect(fabric, HUB_ADDRESS, clock, timeout_us=5e6))
+                break
+            except PeerLost:
                 await asyncio.sleep(0)
         await client.wait_change()
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=client.status.url))
+        try:
+            yield client, network
+        finally:
+            await client.stop("enough")
+            await door
+
+
+async def test_health_names_who_is_missing_until_everybody_is_there() -> None:
+    async with a_door_alone(CONFIG) as (client, _), httpx.AsyncClient(base_url=client.status.url) as http:
         health = await http.get("/health")
         assert health.status_code == 503
         missing = ["scheduler-0", "ffn-0", "ffn-1", "attention-0", "attention-1", "prefill-0"]
@@ -247,8 +251,6 @@ async def test_health_names_who_is_missing_until_everybody_is_there() -> None:
         assert (await http.get("/metrics")).status_code == 200
         early = await http.post("/v1/completions", json=TEXT)
         assert (early.status_code, early.json()["error"]["code"]) == (503, "not_serving")
-        await client.stop("enough")
-    await door
 
 
 def test_a_lost_role_ends_streams_with_an_error_and_is_named() -> None:
@@ -291,6 +293,12 @@ def test_on_this_machine_none_is_needed(host: str) -> None:
     assert ServeOptions(host=host).loopback
 
 
-def test_roles_are_not_sent_the_key(served: Served) -> None:
-    assert RunConfig().serve == ServeOptions()
-    assert served.url.startswith("http://127.0.0.1:")
+async def test_roles_are_sent_everything_but_the_doors_key() -> None:
+    config = dataclasses.replace(CONFIG, serve=ServeOptions(http=True, port=0, host="0.0.0.0", api_key="sesame"))
+    async with a_door_alone(config) as (client, network):
+        assert client.status.url.startswith("http://127.0.0.1:")
+        fabric = LoopbackFabric(network, "ffn-0")
+        session = await HubSession.join(fabric, HUB_ADDRESS, "ffn", 0, timeout_us=5e6)
+        assert session.config == dataclasses.replace(config, serve=ServeOptions(), times=session.config.times)
+        await session.close()
+        await fabric.close()
