@@ -171,11 +171,11 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
 
     def _schedule(self) -> None:
         """Stamps the records and waits that come next, which take no time; what does take time is given to the fleet, in order."""
-        if self._occupied:
+        if self._occupied or self._device.closed:
             return
         self._occupied = True
-        items, device = self._items, self._device
-        while items and not device.closed:
+        items = self._items
+        while items:
             issued_ns, item = items[0]
             start_ns = issued_ns if issued_ns > self._tail_ns else self._tail_ns
             if isinstance(item, EmulatedEvent):

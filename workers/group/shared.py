@@ -42,6 +42,7 @@ class SharedGroup:
         self._peers_A = tuple(peers_A)
         self._timeout_us = timeout_us
         self._readers_A = [InputReader(peer.mapped.buffer, layout, epoch) for peer in peers_A]
+        self._reply_offsets_M = [layout.reply_offset(m, rank) for m in range(layout.num_microbatches)]
         self._replies_MA = [[ReplyBuffer(layout, rank, epoch) for _ in peers_A] for _ in range(layout.num_microbatches)]
 
     def missing(self, entry: PlanEntry) -> tuple[int, ...]:
@@ -75,7 +76,7 @@ class SharedGroup:
         """See ``Group.reply``. One write and one bell for each attention worker of the step."""
         microbatch = entry.target.microbatch
         bell = bells.REPLY(microbatch, self._rank)
-        offset = self._layout.reply_offset(microbatch, self._rank)
+        offset = self._reply_offsets_M[microbatch]
         for a, tokens in enumerate(entry.tokens_A):
             if tokens:
                 peer = self._peers_A[a]
