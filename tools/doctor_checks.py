@@ -221,7 +221,7 @@ os._exit(0 if process.exitcode == 7 else 1)
 
 
 def check_forkserver(python: str = sys.executable, timeout_s: float = 30.0) -> Check:
-    """Starts a fork server and one child of it, as the launcher starts roles; in an interpreter of its own."""
+    """Whether Python's own fork server starts a child here, in a new interpreter (the launcher has another one)."""
     mend = "look at limits on processes (ulimit -u, docker --pids-limit) and at /tmp, where its socket lives"
     begin = time.monotonic()
     # A file, not a pipe: a child that hangs would keep a pipe open, and us with it.
