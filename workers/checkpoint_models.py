@@ -19,6 +19,7 @@ from afore.models.prefill import PrefillModel
 from afore.models.prefill_modules import TransformersPrefill
 from afore.transport.session import RoleContext
 from afore.workers.compute import Compute, InlineCompute
+from afore.workers.prefill_experts import use_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class CheckpointModels:
         """Raises ``CheckpointError``."""
         with _open(config) as checkpoint:
             loaded = load_whole_model(checkpoint, getattr(torch, config.dtype))
+            use_kernel(loaded)
             return LoadedPrefill(TransformersPrefill(loaded), weights_nbytes(loaded.module), checkpoint.tensors_read)
 
     def compute(self, ctx: RoleContext) -> Compute:
