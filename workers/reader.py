@@ -42,7 +42,7 @@ class TurnQueue(Protocol):
         """Takes the next entry in order."""
         ...
 
-    def abort(self, sequence: int) -> None:
+    async def abort(self, sequence: int) -> None:
         """The target of this sequence is cancelled: skip it if its inputs are still awaited."""
         ...
 
@@ -101,7 +101,7 @@ class Reader:
             begin_ns = self._clock.now_ns()
             entry, verdict = self._judge(published)
             agreed = await self._agree(entry, verdict)
-            self._act(entry, agreed, begin_ns)
+            await self._act(entry, agreed, begin_ns)
             self._ring.advance(self._clock.now_ns())
             self._tracer.span("read", entry.target, begin_ns, self._clock.now_ns(), sequence=entry.sequence)
 
@@ -172,14 +172,14 @@ class Reader:
 
     # Act
 
-    def _act(self, entry: PlanEntry, agreed: bool, begin_ns: int) -> None:
+    async def _act(self, entry: PlanEntry, agreed: bool, begin_ns: int) -> None:
         self.counts.entries += 1
         if entry.kind is EntryKind.ABORT:
             self.counts.aborts += 1
             self._tracer.instant(
                 "abort", self._clock.now_ns(), entry.target, sequence=entry.sequence, cancels=entry.cancels
             )
-            self._turns.abort(entry.cancels)
+            await self._turns.abort(entry.cancels)
             return
         if agreed:
             self._migrator.take(entry)

@@ -1,4 +1,8 @@
-"""What an FFN worker tells the scheduler of each target, one-sided: costs, missing inputs, targets it skipped."""
+"""What an FFN worker tells the scheduler of each target, one-sided: costs, missing inputs, targets it skipped.
+
+A record of a target that ran as planned rings no bell: the scheduler looks through all records before its next plan, and nothing is
+decided earlier. What somebody waits for rings: missing inputs, inputs that a policy asked for, and whatever ends an aborted target.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,13 @@ class Reports:
         self._link = link
         self._key = key
         self._timeout_us = timeout_us
+        self._aborted = -1
+        """The last sequence that an ABORT named: the scheduler waits for the records up to it."""
+
+    async def aborted(self, sequence: int) -> None:
+        """An ABORT of this sequence was read: its record may be there already, unannounced, or comes later."""
+        self._aborted = max(self._aborted, sequence)
+        await self._ring(0, b"")
 
     async def finished(self, flight: Flight, measures: Measures) -> None:
         """The target ran and its replies are written."""
@@ -45,7 +56,8 @@ class Reports:
                 pairs=measures.pairs,
                 replica_pairs=measures.replica_pairs,
                 flags=flags,
-            )
+            ),
+            rings=flight.entry.sequence <= self._aborted,
         )
 
     async def missing(self, entry: PlanEntry) -> None:
@@ -68,7 +80,13 @@ class Reports:
         )
         await self._send(record)
 
-    async def _send(self, record: FeedbackRecord) -> None:
+    async def _send(self, record: FeedbackRecord, *, rings: bool = True) -> None:
         offset, packed = self._writer.next(record)
+        if rings:
+            await self._ring(offset, packed)
+        else:
+            await self._link.write(self._key, offset, packed, timeout_us=self._timeout_us)
+
+    async def _ring(self, offset: int, data: bytes) -> None:
         bell = bells.FEEDBACK(self._rank)
-        await self._link.write(self._key, offset, packed, notify=bell, timeout_us=self._timeout_us)
+        await self._link.write(self._key, offset, data, notify=bell, timeout_us=self._timeout_us)

@@ -63,6 +63,8 @@ class TargetReports(Protocol):
 
     async def skipped(self, turn: Turn) -> None: ...
 
+    async def aborted(self, sequence: int) -> None: ...
+
 
 class Sequencer:
     """One FFN worker's execution, in order.
@@ -111,11 +113,12 @@ class Sequencer:
     def put(self, turn: Turn) -> None:
         self._turns.put_nowait(turn)
 
-    def abort(self, sequence: int) -> None:
+    async def abort(self, sequence: int) -> None:
         # One that has had its turn is computed and replied: its microbatch is announced anew under another step all the same.
         if sequence > self._passed:
             self._aborted.add(sequence)
             self._wake.set()
+        await self._reports.aborted(sequence)
 
     # The two loops
 

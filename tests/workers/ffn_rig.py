@@ -27,7 +27,7 @@ from afore.models.emulated import emulated_spec
 from afore.scheduler.publisher import Publisher
 from afore.transport import bells
 from afore.transport.api import Channel, Lane, Link, Region, RegionKey
-from afore.transport.feedback import FeedbackFlags, FeedbackReader
+from afore.transport.feedback import FeedbackFlags, FeedbackReader, FeedbackRecord
 from afore.transport.layouts import layouts_for
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
 from afore.transport.ring import RingWriter
@@ -156,12 +156,12 @@ class Rig:
                 e.table.held_copies or e.migrator.counts.landed < e.migrator.counts.submitted for e in self.epochs
             ):
                 await self.clock.sleep_us(20)
-            while len(self.seen.records) < len(self.seen.entries) * self.shape.ffn:
+            while len(self.records) < len(self.seen.entries) * self.shape.ffn:
                 await self.clock.sleep_us(20)
         # All workers have seen the same verdicts: they agree on what was refused.
         refused = self.seen.refused
-        assert sum(r.sequence in refused for r in self.seen.records) == len(refused) * self.shape.ffn
-        assert all(bool(r.flags & FeedbackFlags.REFUSED) == (r.sequence in refused) for r in self.seen.records)
+        assert sum(r.sequence in refused for r in self.records) == len(refused) * self.shape.ffn
+        assert all(bool(r.flags & FeedbackFlags.REFUSED) == (r.sequence in refused) for r in self.records)
         assert sum(e.migrator.counts.landed for e in self.epochs) == self.seen.copies
 
     # The scheduler
@@ -169,6 +169,7 @@ class Rig:
     async def publish(self, batch: Batch, plans: Plans) -> PlanEntry:
         """Plans and publishes a target, and rings the workers."""
         await self._room()
+        _ = self.records
         for layer in self.publisher.newly_refused():
             plans.reset(layer)
         shares, copies, start = plans.plan(batch.target.layer, batch.demand_E)
@@ -221,7 +222,13 @@ class Rig:
     async def _hear_feedback(self) -> None:
         while True:
             await self._feedback.notified(timeout_us=None)
-            self.seen.records += self._records.take_all()
+            _ = self.records
+
+    @property
+    def records(self) -> list[FeedbackRecord]:
+        """What the workers have reported so far. Looked for here, as the scheduler does before every plan: most ring no bell."""
+        self.seen.records += self._records.take_all()
+        return self.seen.records
 
     # The attention workers
 
@@ -306,7 +313,7 @@ class Rig:
     async def _passed(self, entry: PlanEntry) -> None:
         """What the scheduler tells the engine, and the engine the attention workers: all N have passed the aborted target."""
         async with asyncio.timeout(10):
-            while sum(record.sequence == entry.sequence for record in self.seen.records) < self.shape.ffn:
+            while sum(record.sequence == entry.sequence for record in self.records) < self.shape.ffn:
                 await self.clock.sleep_us(20)
         for side in self.attention:
             side.guard.abandoned(entry.target)

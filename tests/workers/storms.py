@@ -87,6 +87,6 @@ def storm(
             weather.run += sum(epoch.sequencer.counts.run for epoch in rig.epochs)
             weather.copies += rig.seen.copies
             weather.replica_reads += sum(report.replica_reads for report in reports)
-            weather.exposed += len({r.sequence for r in rig.seen.records if r.exposed_us > 0})
+            weather.exposed += len({r.sequence for r in rig.records if r.exposed_us > 0})
 
     run_virtual(main, seed=seed)

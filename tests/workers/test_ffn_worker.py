@@ -51,7 +51,7 @@ async def publish(rig: Rig, one: Batch, *shares: Share, copies: tuple[tuple[int,
 
 
 def records(rig: Rig, entry: PlanEntry) -> list[FeedbackRecord]:
-    return [record for record in rig.seen.records if record.sequence == entry.sequence]
+    return [record for record in rig.records if record.sequence == entry.sequence]
 
 
 def replica_reads(stores: list[TaggedStore]) -> list[int]:
@@ -367,6 +367,6 @@ def test_runs_are_the_same_twice() -> None:
         async with emulated(replace(SHAPE, steps=3), 5, jitter=JITTER) as (rig, _):
             rig.jitter_us = 50.0
             await rig.serve(RandomPlans(rig.shape, 5))
-            return rig.seen.records
+            return rig.records
 
     assert run_virtual(run, seed=3) == run_virtual(run, seed=3) != []
