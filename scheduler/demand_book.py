@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from afore.core.demand import DemandVector
+from afore.core.record import record
 from afore.core.target import Target
 
 Take = Callable[[int, int, Target], DemandVector | None]
@@ -28,7 +29,7 @@ class _Step:
     demand_E: DemandVector
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Complete:
     """All vectors of a target have come."""
 

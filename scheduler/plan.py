@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afore.core.errors import ConfigError
+from afore.core.record import record
 from afore.core.slots import NO_SUCH_SLOT
 from afore.scheduler.costs import Costs
 
@@ -104,7 +105,7 @@ def _integer(name: str, value: Any, least: int) -> int:
     return number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@record(kw_only=True)
 class Plan:
     """What Algorithm 1 answers for one target: Π = (P, A, σ, Δ) and the figures it decided by. Its arrays are its own."""
 

@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from afore.core.record import record
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -42,7 +44,7 @@ class RegionKey:
     """Fabric specific: the segment's name for shm, the remote key for verbs."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Notification:
     """An immediate that a peer attached to a write; it is delivered after the write's bytes are visible."""
 

@@ -7,9 +7,9 @@ in capitals make one of each kind: ``INPUTS(attention, microbatch)``; ``decode``
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 from afore.core.errors import WireError
+from afore.core.record import record
 from afore.core.target import MICROBATCH_BITS
 
 KIND_BITS = 4
@@ -45,7 +45,7 @@ _PAIRS = frozenset({BellKind.INPUTS, BellKind.REPLY, BellKind.DEMAND})
 _SEQUENCES = frozenset({BellKind.PLAN, BellKind.VERDICTS, BellKind.PASSED})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bell:
     """A decoded immediate."""
 

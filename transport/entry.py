@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from afore.core.errors import PlanError
 from afore.core.plan import Copy, CopyStart, EntryKind, PlanEntry, Share, Verdict
+from afore.core.record import record
 from afore.core.target import Phase, Target
 from afore.transport import records
 from afore.transport.records import COPY, ENTRY_CRC_FROM, ENTRY_HEADER, ENTRY_MAGIC, SHARE
@@ -49,7 +50,7 @@ class EntryLimits:
     """Most redundant slots of a worker: slots are below it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Refusal:
     """A published entry that must not be used: the verdict it deserves, and why."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from afore.core.errors import ConfigError, WireError
+from afore.core.record import record
 from afore.core.target import Target
 from afore.transport.publish import publishing_words
 from afore.transport.records import FEEDBACK, FEEDBACK_CRC_FROM, FEEDBACK_NBYTES, WORD
@@ -34,7 +35,7 @@ class FeedbackFlags(enum.IntFlag):
     """It ran on primaries alone though its plan said otherwise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class FeedbackRecord:
     """One worker's report on one target."""
 

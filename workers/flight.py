@@ -7,11 +7,11 @@ O = max(0, D - W); slack = W - D. All are differences of the device's own stamps
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from afore.core.plan import PlanEntry
+from afore.core.record import record
 from afore.workers.device.base import I32, Event, Kernels
 from afore.workers.experts import Store
 from afore.workers.migrator import Readiness
@@ -66,7 +66,7 @@ class TargetCompute:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Flight:
     """A target between its turn and its replies."""
 

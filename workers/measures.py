@@ -5,16 +5,15 @@ Only after the target's ``done``: every event it waited for is done then, too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from afore.core.record import record
 from afore.core.trace import SpanName, Tracer
 from afore.workers.flight import Flight
 from afore.workers.partition import count_tiles
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Measures:
     """One target on one worker. Times in microseconds; 0 where there is nothing to measure."""
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from afore.core.clock import Clock, deadline
 from afore.core.errors import DeadlineExceeded, SlotError
 from afore.core.plan import PlanEntry
+from afore.core.record import record
 from afore.core.target import Target
 from afore.core.trace import Tracer
 from afore.workers.device.base import CopyJob, Device, Event, Work
@@ -30,7 +31,7 @@ from afore.workers.slot_table import HeldCopy, SlotTable
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Readiness:
     """A submitted copy: (layer, slot, generation) may be read after ``event``."""
 

@@ -16,6 +16,7 @@ from typing import Protocol
 from afore.core.clock import Clock
 from afore.core.errors import DeadlineExceeded, WireError
 from afore.core.plan import EntryKind, PlanEntry, Verdict
+from afore.core.record import record
 from afore.core.topology import FFN, SCHEDULER, member_name
 from afore.core.trace import Tracer
 from afore.transport.entry import Refusal
@@ -26,7 +27,7 @@ from afore.workers.slot_table import SlotTable
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Turn:
     """An entry on its way to execution. ``entry`` has no shares and copies where its plan was refused."""
 

@@ -5,9 +5,8 @@ Direction stands beside each group. A star: every role and every client talks to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from afore.core.config import RunConfig
+from afore.core.record import record
 
 WIRE_VERSION = 2
 """Raised with every change of a record or message; peers of different versions refuse each other."""
@@ -15,7 +14,7 @@ WIRE_VERSION = 2
 # Membership: role -> hub
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Join:
     """A role (or a ``client``) asks to take part. ``rank`` -1 takes the next free one."""
 
@@ -26,7 +25,7 @@ class Join:
     """Address of its fabric endpoint."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Loading:
     """Progress of loading weights."""
 
@@ -34,14 +33,14 @@ class Loading:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Loaded:
     """The role has its weights and can open an epoch."""
 
     weights_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LabelledKey:
     """A region that peers may write into or map: fields of ``RegionKey`` and what it is."""
 
@@ -53,7 +52,7 @@ class LabelledKey:
     token: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Regions:
     """The regions that this role registered for an epoch."""
 
@@ -61,14 +60,14 @@ class Regions:
     keys: tuple[LabelledKey, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Linked:
     """All links of this role for the epoch stand."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Failure:
     """The role is about to end because of ``error``."""
 
@@ -79,7 +78,7 @@ class Failure:
 # Membership: hub -> role
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Welcome:
     """The role's rank and the run's configuration."""
 
@@ -88,7 +87,7 @@ class Welcome:
     config: RunConfig
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Refused:
     """The role cannot take part; it ends."""
 
@@ -96,7 +95,7 @@ class Refused:
     remedy: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Member:
     """One process of the cluster in one role."""
 
@@ -106,7 +105,7 @@ class Member:
     endpoint: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpenEpoch:
     """Register new regions for this epoch and answer with ``Regions``."""
 
@@ -114,7 +113,7 @@ class OpenEpoch:
     members: tuple[Member, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemberKeys:
     """The regions of one member."""
 
@@ -123,7 +122,7 @@ class MemberKeys:
     keys: tuple[LabelledKey, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DirectoryMessage:
     """Everybody's regions: connect, and answer with ``Linked``."""
 
@@ -131,14 +130,14 @@ class DirectoryMessage:
     members: tuple[MemberKeys, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Serve:
     """Everybody is linked: work may come."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stop:
     """The cluster ends."""
 
@@ -148,7 +147,7 @@ class Stop:
 # Engine <-> scheduler
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Announce:
     """Engine -> scheduler: step of a microbatch, with T_a of every attention worker."""
 
@@ -157,7 +156,7 @@ class Announce:
     tokens_A: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepAborted:
     """Scheduler -> engine: a target of this step was aborted and every FFN worker has passed it."""
 
@@ -169,7 +168,7 @@ class StepAborted:
 # Engine <-> attention
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Row:
     """One token of a step: feed ``token`` at ``position`` of the request and sample the next."""
 
@@ -178,7 +177,7 @@ class Row:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepWork:
     """Engine -> attention: its rows of a step. Only to workers that have rows."""
 
@@ -187,7 +186,7 @@ class StepWork:
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TokenLogprobs:
     """Natural logarithms of probabilities under the model's own distribution (before temperature, penalties and filters)."""
 
@@ -197,7 +196,7 @@ class TokenLogprobs:
     """(token, log-probability) of the most probable ones, best first; as many as were asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepDone:
     """Attention -> engine: the sampled tokens, in the order of the rows."""
 
@@ -208,7 +207,7 @@ class StepDone:
     """Of each row that asked for them; empty where no row did."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CancelStep:
     """Engine -> attention: give up this step; the rows come again under another step number."""
 
@@ -216,7 +215,7 @@ class CancelStep:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sampling:
     """How a request's tokens are chosen; temperature 0 is greedy."""
 
@@ -231,7 +230,7 @@ class Sampling:
     """How many of the most probable tokens to report beside the chosen one's log-probability; -1 reports nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reserve:
     """Engine -> attention: allocate KV blocks for ``tokens`` tokens of a request."""
 
@@ -242,7 +241,7 @@ class Reserve:
     """Distinct tokens of the sequence so far; only where the sampling penalises repetition."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reserved:
     """Attention -> engine: the blocks, or none when there is no room now."""
 
@@ -250,12 +249,12 @@ class Reserved:
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Room:
     """Attention -> engine: since the last refusal blocks of released requests have come free, which somebody was still using."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Release:
     """Engine -> attention: the request has ended. ``quarantine`` keeps its blocks until prefill says it is done with them."""
 
@@ -263,7 +262,7 @@ class Release:
     quarantine: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KvReady:
     """Attention -> engine: prefill's blocks of this request have arrived."""
 
@@ -273,7 +272,7 @@ class KvReady:
 # Engine <-> prefill
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrefillWork:
     """Engine -> prefill: run the prompt, write its KV into these blocks of that attention worker, sample the first token."""
 
@@ -284,7 +283,7 @@ class PrefillWork:
     sampling: Sampling
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrefillDone:
     """Prefill -> engine: the first token; nothing more will be written for this request."""
 
@@ -296,7 +295,7 @@ class PrefillDone:
 # Client <-> engine
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Submit:
     """Client -> engine: a request. ``request`` is the client's own name for it."""
 
@@ -311,14 +310,14 @@ class Submit:
     """The request ends before the first of these in its text."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cancel:
     """Client -> engine: nobody waits for this request any more."""
 
     request: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TokenOut:
     """Engine -> client: the ``index``-th generated token; ``finish`` is ``stop`` or ``length`` with the last, else empty."""
 
@@ -332,7 +331,7 @@ class TokenOut:
     """Where the request asked for them."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finished:
     """Engine -> client: the request has ended well. ``reason`` is ``stop`` or ``length``."""
 
@@ -342,7 +341,7 @@ class Finished:
     generated_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Failed:
     """Engine -> client: the request ended without all of its tokens. ``kind`` is the error's class name."""
 
@@ -352,7 +351,7 @@ class Failed:
     remedy: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Status:
     """Hub -> client: what is up and what is missing; sent on every change."""
 
@@ -366,14 +365,14 @@ class Status:
     """Where the door listens for HTTP; empty where it does not."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StatsRequest:
     """Client -> hub -> scheduler and engine: send your statistics."""
 
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stats:
     """The answer: JSON, the keys of ``--json``."""
 
@@ -381,7 +380,7 @@ class Stats:
     payload: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Watch:
     """Client -> hub -> roles: send plans and spans as they happen (or stop)."""
 
@@ -389,7 +388,7 @@ class Watch:
     spans: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PlanSeen:
     """Scheduler -> hub -> watching clients: one published target."""
 
@@ -411,7 +410,7 @@ class PlanSeen:
     """Why there are no copies; empty when there are."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SpansSeen:
     """Role -> hub -> watching clients: a batch of spans, one JSON document each."""
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afore.core.plan import Share
+from afore.core.record import record
 
 Integers = npt.NDArray[np.integer[Any]]
 
@@ -71,7 +72,7 @@ def tile_loads(assign_EN: Integers, tile_tokens: int) -> npt.NDArray[np.int64]:
     return tiles_N
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Imbalance:
     """One target's imbalance: 1.0 is even."""
 
@@ -110,7 +111,7 @@ def imbalance(demand_E: Integers, assign_EN: Integers, primaries_E: Integers, ti
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Loads:
     """What one target asks of the FFN workers; maxima are over workers, before and after its shares."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
+from afore.core.record import record
 from afore.core.target import Phase, Target
 
 
@@ -23,7 +23,7 @@ class CopyStart(enum.IntEnum):
     ARRIVAL = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Copy:
     """Fill redundant ``slot`` of ``worker`` with ``expert`` of ``layer``, from the expert's primary."""
 
@@ -33,7 +33,7 @@ class Copy:
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Share:
     """``count`` pairs of ``expert`` run on the replica in redundant ``slot`` of ``worker``; the primary runs the rest.
 
@@ -47,7 +47,7 @@ class Share:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PlanEntry:
     """One entry of the plan ring; ``sequence`` is the one execution order of its epoch."""
 

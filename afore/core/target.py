@@ -8,7 +8,8 @@ microbatch (T_a those of attention worker a), S slots.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from afore.core.record import record
 
 STEP_BITS = 40
 MICROBATCH_BITS = 12
@@ -22,7 +23,7 @@ class Phase(enum.IntEnum):
     PREFILL = 1
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@record(order=True)
 class Target:
     """(layer, microbatch, step): ``layer`` is the MoE ordinal 0…L-1; ``step`` never repeats within a microbatch."""
 

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from afore.core.record import record
 from afore.models.config import ModelSpec
 
 F32 = npt.NDArray[np.float32]
@@ -31,7 +32,7 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepBatch:
     """The rows of one step on one attention worker: T ≥ 1 requests with one new token each."""
 
@@ -78,7 +79,7 @@ class LayerKind:
     """0…L-1, or ``None`` for a dense layer."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Routed:
     """What leaves an attention worker for a target: contiguous arrays, valid until ``combine`` of the same target."""
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from afore.core.record import record
 from afore.core.target import Target
 from afore.scheduler.costs import Costs
 from afore.scheduler.plan import Copy, Plan, PlannerConfig
@@ -20,7 +21,7 @@ CopyTime = Literal["now", "arrival"]
 Demand = NDArray[np.integer[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Copies:
     """Fill redundant slots of a layer from the experts' primaries."""
 
@@ -32,7 +33,7 @@ class Copies:
     """As soon as the entry is read and the slot is safe, or only when the target is about to execute."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Assign:
     """Where a target's pairs run. Every target gets exactly one; copies it needs stand before it in the same answer."""
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from afore.core.record import record
 from afore.core.target import Target
 from afore.models.expert_form import SILU_GATED, ExpertForm
 
@@ -21,7 +22,7 @@ F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Work:
     """What a piece of work costs, in the units a cost profile speaks of. ``span`` is its name in traces."""
 
@@ -38,7 +39,7 @@ class Work:
     nbytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CopyJob:
     """One expert's weights from the primary on ``source`` into a redundant slot on ``destination`` (ranks, for port contention)."""
 
