@@ -5,12 +5,10 @@ Only after the target's ``done``: every event it waited for is done then, too.
 
 from __future__ import annotations
 
-import numpy as np
-
 from afore.core.record import record
 from afore.core.trace import SpanName, Tracer
 from afore.workers.flight import Flight
-from afore.workers.partition import count_tiles
+from afore.workers.partition import rows_measured
 
 
 @record(kw_only=True)
@@ -39,17 +37,28 @@ class Measures:
 def measure(flight: Flight, tile_tokens: int) -> Measures:
     """Reads the stamps and pair counts of a finished target, before its buffers are given back."""
     pairs = flight.staging.pairs
-    rows_S = np.diff(pairs.start_S1)
-    tiles = count_tiles(rows_S, tile_tokens)
+    tiles, replica_pairs = rows_measured(pairs.start_S1, flight.num_primaries, tile_tokens)
     experts_us = (flight.computed.completed_ns - flight.split.completed_ns) / 1e3
     reached_ns = flight.reached.completed_ns
+    if not flight.copies:
+        return Measures(
+            pairs=pairs.count,
+            replica_pairs=replica_pairs,
+            tiles=tiles,
+            tile_us=experts_us / tiles if tiles else 0.0,
+            copies=0,
+            copy_us=0.0,
+            window_us=0.0,
+            exposed_us=0.0,
+            slack_us=0.0,
+        )
     own = [copy for copy in flight.copies if copy.generation == flight.entry.sequence]
     landed_ns = max((copy.event.completed_ns for copy in own), default=reached_ns)
     late_ns = max((copy.event.completed_ns - reached_ns for copy in flight.copies), default=0)
     submitted_ns = min((copy.submitted_ns for copy in own), default=reached_ns)
     return Measures(
         pairs=pairs.count,
-        replica_pairs=int(rows_S[flight.num_primaries :].sum()),
+        replica_pairs=replica_pairs,
         tiles=tiles,
         tile_us=experts_us / tiles if tiles else 0.0,
         copies=len(own),

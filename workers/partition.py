@@ -99,6 +99,12 @@ def count_tiles(rows_S: I32, tile_tokens: int) -> int:
     return int(np.sum(-(-rows_S // tile_tokens)))
 
 
+def rows_measured(start_S1: I32, first_redundant: int, tile_tokens: int) -> tuple[int, int]:
+    """(tiles of ``tile_tokens`` pairs over all rows, pairs on redundant rows) of a grouping: after every target, so compiled."""
+    tiles, redundant = _rows_measured(start_S1, first_redundant, tile_tokens)
+    return tiles, redundant
+
+
 def count_and_crc(ids_TK: I32, num_experts: int) -> tuple[I32, int]:
     """Demand [E] of gathered ids and its CRC-32: what is compared with a plan's ``demand_crc``.
 
@@ -129,7 +135,7 @@ def partition_reference(
 
 
 def compile_partition() -> None:
-    """Compiles (or reads from numba's cache) the three kernels, for exactly these types: nothing compiles later."""
+    """Compiles (or reads from numba's cache) the kernels, for exactly these types: nothing compiles later."""
     ids = types.Array(types.int32, 2, "C", readonly=True)
     demand = types.Array(types.int32, 1, "C", readonly=True)
     out, whole = types.int32[::1], types.int64
@@ -137,6 +143,7 @@ def compile_partition() -> None:
     for kernel, signature in (
         (_count, (ids, out)),
         (_count_rows, (demand, *plan, out, out)),
+        (_rows_measured, (out, whole, whole)),
         (_partition, (ids, *plan, out, out, out, out)),
     ):
         if not kernel.signatures:
@@ -184,6 +191,14 @@ def _count(ids_TK, demand_E):  # type: ignore[no-untyped-def]  # numba infers
                 return t * ids_TK.shape[1] + k
             demand_E[expert] += 1
     return -1
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _rows_measured(start_S1, first_redundant, tile_tokens):  # type: ignore[no-untyped-def]  # numba infers
+    tiles = 0
+    for row in range(start_S1.shape[0] - 1):
+        tiles += (start_S1[row + 1] - start_S1[row] + tile_tokens - 1) // tile_tokens
+    return tiles, start_S1[start_S1.shape[0] - 1] - start_S1[first_redundant]
 
 
 @njit(nogil=True, error_model="numpy")

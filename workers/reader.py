@@ -152,6 +152,9 @@ class Reader:
         return all(verdict is Verdict.ACCEPTED for verdict in verdicts)
 
     async def _all_verdicts(self, sequence: int) -> tuple[Verdict, ...]:
+        verdicts = self._ring.verdicts(sequence)
+        if Verdict.NONE not in verdicts:
+            return verdicts
         try:
             async with asyncio.timeout(self._verdict_timeout_us * 1e-6):
                 while True:

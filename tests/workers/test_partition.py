@@ -24,6 +24,7 @@ from afore.workers.partition import (
     count_tiles,
     partition,
     partition_reference,
+    rows_measured,
     shares_array,
 )
 from tests.workers.shares import Case, cases
@@ -100,6 +101,14 @@ def test_demand_and_crc_are_those_of_the_scheduler(case: Case) -> None:
 @given(st.lists(st.integers(0, 40)), st.integers(1, 9))
 def test_tiles(rows: list[int], tile_tokens: int) -> None:
     assert count_tiles(np.array(rows, dtype=np.int32), tile_tokens) == sum(-(-row // tile_tokens) for row in rows)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1), st.integers(1, 9), st.data())
+def test_rows_measured(rows: list[int], tile_tokens: int, data: st.DataObject) -> None:
+    start_S1 = np.concatenate([[0], np.cumsum(rows)]).astype(np.int32)
+    first = data.draw(st.integers(0, len(rows)))
+    expected = sum(-(-row // tile_tokens) for row in rows), sum(rows[first:])
+    assert rows_measured(start_S1, first, tile_tokens) == expected
 
 
 def test_shares_array_keeps_the_plans_order() -> None:
