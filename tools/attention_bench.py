@@ -1,7 +1,7 @@
 """``python -m afore.tools.attention_bench``: what an attention worker computes, by ``transformers``' modules and by fused kernels.
 
-Both paths run the same steps over caches of their own in this process, taking turns, so that what else the machine does falls on both.
-Nothing is sent and no expert is computed: the routed sum is zero. Medians over layers and steps.
+Both paths run the same steps over caches of their own in this process, taking turns, so that what else the machine does falls on
+both. Nothing is sent and no expert is computed: the routed sum is zero. Medians over layers and steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``AttentionModel`` by a few matrix products and compiled kernels a layer, on buffers made once: for decoding on CPUs.
 
-A layer is four products (queries, keys and values; output; gate; shared experts count as two more) and four kernels; the module
-path runs 112 small operations. Equal to it within 1e-5, with the same experts but for ties: ``tests/models/test_attention_fused.py``.
-What no kernel computes (a family's own router, an activation other than silu) is done by the model's module.
+A layer is three products (queries, keys and values; output; gate), two more where there are shared experts, and three to five
+kernels; the module path runs 112 small operations. Equal to it within 1e-5, with the same experts but for ties. What no kernel
+computes (a family's own router, an activation other than silu) is done by the model's module.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class FusedAttention:
         assert int(positions_T.min()) >= 0, "a negative position"
         last_block = int(positions_T.max()) // self._block_tokens
         assert last_block < tables_TB.shape[1], f"{tables_TB.shape[1]} blocks for position {int(positions_T.max())}"
-        assert 0 <= int(tables_TB.min()) <= int(tables_TB.max()) < self._num_blocks, "a block that the cache does not have"
+        assert 0 <= int(tables_TB.min()) <= int(tables_TB.max()) < self._num_blocks, (
+            "a block that the cache does not have"
+        )
         views = self._pool.take(batch.num_tokens)
         rows = views.first(batch.num_tokens)
         torch.index_select(self._weights.embedding_VD, 0, torch.from_numpy(batch.token_ids_T), out=rows.x_TD.torch)

@@ -1,7 +1,7 @@
 """What the fused attention path can compute, family by family, and why it cannot where it cannot.
 
-Decided from the configuration alone, so that a run is refused before anything is loaded. A family that is not listed is not capable:
-a guess about somebody's attention would be silently wrong.
+Decided from the configuration alone, so that a run is refused before anything is loaded. A family that is not listed is not
+capable: a guess about somebody's attention would be silently wrong.
 """
 
 from __future__ import annotations
@@ -103,7 +103,11 @@ _FORMS: Mapping[str, Callable[[Any], FusedForm]] = MappingProxyType(
 )
 _LATENT = "multi-head latent attention: its cache holds latents, not keys and values"
 _REASONS: Mapping[str, str] = MappingProxyType(
-    {"deepseek_v2": _LATENT, "deepseek_v3": _LATENT, "gpt_oss": "attention sinks, which the fused softmax does not have"}
+    {
+        "deepseek_v2": _LATENT,
+        "deepseek_v3": _LATENT,
+        "gpt_oss": "attention sinks, which the fused softmax does not have",
+    }
 )
 
 

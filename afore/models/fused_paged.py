@@ -116,7 +116,20 @@ def _soften(scores_P, count, best):  # type: ignore[no-untyped-def]  # numba inf
 
 
 @njit(fastmath=_RELAXED, error_model="numpy")
-def _attend_group(queries_Z, keys_SY, values_SY, group, table_B, block_tokens, begin, end, scores_P, best_J, total_J, out_Z):  # type: ignore[no-untyped-def]  # numba infers
+def _attend_group(  # type: ignore[no-untyped-def]  # numba infers
+    queries_Z,
+    keys_SY,
+    values_SY,
+    group,
+    table_B,
+    block_tokens,
+    begin,
+    end,
+    scores_P,
+    best_J,
+    total_J,
+    out_Z,
+):
     """The J query heads of one key head over positions [begin, end) of one row: chunk by chunk, a chunk's keys once for all J."""
     sharing = best_J.shape[0]
     size = queries_Z.shape[0] // sharing
@@ -133,7 +146,15 @@ def _attend_group(queries_Z, keys_SY, values_SY, group, table_B, block_tokens, b
                 inside = position % block_tokens
                 count = min(block_tokens - inside, stop - position)
                 slot = np.int64(table_B[position // block_tokens]) * block_tokens + inside
-                _scores(query_d, keys_SY, np.uint64(slot), np.uint64(first), np.uint64(count), scores_P, np.uint64(position - start))
+                _scores(
+                    query_d,
+                    keys_SY,
+                    np.uint64(slot),
+                    np.uint64(first),
+                    np.uint64(count),
+                    scores_P,
+                    np.uint64(position - start),
+                )
                 position += count
             before = _LOWEST if start == begin else best_J[j]
             best, added = _soften(scores_P, stop - start, before)
@@ -150,7 +171,15 @@ def _attend_group(queries_Z, keys_SY, values_SY, group, table_B, block_tokens, b
                 inside = position % block_tokens
                 count = min(block_tokens - inside, stop - position)
                 slot = np.int64(table_B[position // block_tokens]) * block_tokens + inside
-                _add_values(scores_P, np.uint64(position - start), values_SY, np.uint64(slot), np.uint64(first), np.uint64(count), out_d)
+                _add_values(
+                    scores_P,
+                    np.uint64(position - start),
+                    values_SY,
+                    np.uint64(slot),
+                    np.uint64(first),
+                    np.uint64(count),
+                    out_d,
+                )
                 position += count
     for j in range(sharing):
         share = _ONE / total_J[j]
@@ -241,10 +270,9 @@ def compile_paged() -> None:
     if paged_attention.signatures:
         return
     rows, vector, f32, i64 = types.float32[:, ::1], types.float32[::1], types.float32, types.int64
-    paged_attention.compile(
-        (rows, vector, vector, vector, f32, f32, f32, rows, rows, types.boolean)
-        + (rows, rows, types.int32[:, ::1], types.int64[::1], i64, i64, i64, rows)
-    )
+    matrices = rows, vector, vector, vector, f32, f32, f32, rows, rows, types.boolean
+    cache = rows, rows, types.int32[:, ::1], types.int64[::1], i64, i64, i64
+    paged_attention.compile((*matrices, *cache, rows))
     paged_attention.disable_compile()
 
 
@@ -295,9 +323,7 @@ def paged_attention_reference(
     return out_TZ
 
 
-def _rotated(
-    heads_Hd: npt.NDArray[np.float64], cos_R: F32, sin_R: F32, interleaved: bool
-) -> npt.NDArray[np.float64]:
+def _rotated(heads_Hd: npt.NDArray[np.float64], cos_R: F32, sin_R: F32, interleaved: bool) -> npt.NDArray[np.float64]:
     width = len(cos_R)
     turned, rest = heads_Hd[:, :width], heads_Hd[:, width:]
     if interleaved:
