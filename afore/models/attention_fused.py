@@ -1,8 +1,8 @@
 """``AttentionModel`` by a few matrix products and compiled kernels a layer, on buffers made once: for decoding on CPUs.
 
 A layer is three products (queries, keys and values; output; gate), two more where there are shared experts, and three to five
-kernels; the module path runs 112 small operations. Equal to it within 1e-5, with the same experts but for ties. What no kernel
-computes (a family's own router, an activation other than silu) is done by the model's module.
+kernels; the module path runs 112 small operations. Equal to it within 1e-5, with the same experts but for ties. A family whose
+router no kernel computes has its own called.
 """
 
 from __future__ import annotations
@@ -98,13 +98,9 @@ class FusedAttention:
         scratch = self._attention(state, layer, layer_index)
         norm = self._next_norms[layer_index]
         rows = state.rows
-        if layer.mlp is None:
-            added_TD = self._by_module(layer.module, rows)
-            bias_D = NONE
-        else:
-            added_TD = _mlp_rows(layer.mlp, rows, scratch)
-            bias_D = layer.mlp.down_bias_D
-        add_and_norm(rows.x_TD.numpy, added_TD, bias_D, *_of(norm), rows.normed_TD.numpy)
+        assert layer.mlp is not None, "a dense layer without an MLP"
+        added_TD = _mlp_rows(layer.mlp, rows, scratch)
+        add_and_norm(rows.x_TD.numpy, added_TD, layer.mlp.down_bias_D, *_of(norm), rows.normed_TD.numpy)
         state.next_layer += 1
 
     def attend(self, state: FusedState, moe_ordinal: int) -> Routed:
@@ -144,9 +140,6 @@ class FusedAttention:
             if layer.mlp.down_bias_D.size:
                 shared_TD += layer.mlp.down_bias_D
             add_two_and_norm(x_TD, routed_TD, shared_TD, rows.hidden_TD.numpy, layer.mlp.gate_D, *_of(norm), normed_TD)
-        elif layer.calls_module:
-            shared_TD = self._shared_by_module(layer.module, rows)
-            add_two_and_norm(x_TD, routed_TD, shared_TD, rows.hidden_TD.numpy, NONE, *_of(norm), normed_TD)
         else:
             add_and_norm(x_TD, routed_TD, NONE, *_of(norm), normed_TD)
         state.routed = False
@@ -202,25 +195,11 @@ class FusedAttention:
         )
         return scratch
 
-    # What the model's own modules compute
-
     @torch.inference_mode()
     def _route_by_module(self, layer: Layer, rows: StepRows) -> None:
         weights_TK, ids_TK = self._family.route(layer.module, rows.hidden_TD.torch)
         rows.ids_TK[:] = ids_TK.numpy()
         rows.weights_TK[:] = weights_TK.numpy()
-
-    @torch.inference_mode()
-    def _by_module(self, mlp: Any, rows: StepRows) -> F32:
-        added_TD: F32 = mlp(rows.hidden_TD.torch).contiguous().numpy()
-        return added_TD
-
-    @torch.inference_mode()
-    def _shared_by_module(self, mlp: Any, rows: StepRows) -> F32:
-        shared = self._family.shared(mlp, rows.hidden_TD.torch)
-        assert shared is not None, "a layer that has no shared experts"
-        shared_TD: F32 = shared.contiguous().numpy()
-        return shared_TD
 
 
 def _mlp_rows(mlp: Mlp, rows: StepRows, scratch: ScratchRows) -> F32:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from afore.core.errors import ConfigError
-from afore.models.families import Family
+from afore.models.families import Family, gated_shared_expert, no_shared_experts, summed_shared_experts
 
 KernelChoice = Literal["auto", "modules", "fused"]
 KernelPath = Literal["modules", "fused"]
@@ -117,6 +117,8 @@ def why_not_fused(family: Family, config: Any, dtype: str = "float32") -> str | 
         return _REASONS.get(family.model_type, "nobody has written down what its attention computes")
     if dtype != "float32":
         return f"weights in {dtype}: the fused kernels compute in float32"
+    if family.shared not in (no_shared_experts, summed_shared_experts, gated_shared_expert):
+        return "shared experts of a kind that no kernel computes"
     heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
     if heads % kv_heads:
         return f"{heads} query heads do not share {kv_heads} key heads evenly"

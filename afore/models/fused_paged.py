@@ -3,6 +3,7 @@
 A row is one request's one new token. Its queries, keys and values come as one row of a matrix product, [H·d | G·d | G·d]; its
 keys and values go to its slot, block · block_tokens + position % block_tokens, and its queries meet those of the positions before
 it, block by block, in chunks with a running softmax. Nothing is gathered, and nothing past a row's own position is ever read.
+The plain version is ``fused_reference.paged_attention``.
 
 Letters: T rows, X = (H + 2G)·d, H query heads, G key heads, d head size, R rotary width, S slots, B blocks of a row.
 """
@@ -10,14 +11,9 @@ Letters: T rows, X = (H + 2G)·d, H query heads, G key heads, d head size, R rot
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit, types
 
 from afore.models.fused_math import exp32
-
-F32 = npt.NDArray[np.float32]
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
 
 CHUNK = 128
 """Positions whose scores are looked at together: enough for the softmax to pay, few enough to stay in the first cache."""
@@ -274,61 +270,3 @@ def compile_paged() -> None:
     cache = rows, rows, types.int32[:, ::1], types.int64[::1], i64, i64, i64
     paged_attention.compile((*matrices, *cache, rows))
     paged_attention.disable_compile()
-
-
-def paged_attention_reference(
-    qkv_TX: F32,
-    bias_X: F32,
-    q_norm: F32,
-    k_norm: F32,
-    eps: float,
-    clip: float,
-    scale: float,
-    cos_TR: F32,
-    sin_TR: F32,
-    interleaved: bool,
-    keys_SY: F32,
-    values_SY: F32,
-    tables_TB: I32,
-    positions_T: I64,
-    block_tokens: int,
-    head_size: int,
-    window: int,
-) -> npt.NDArray[np.float64]:
-    """The same in plain float64 numpy, row by row and head by head: what the kernel must agree with. Writes the cache too."""
-    keys_size, queries_size = keys_SY.shape[1], qkv_TX.shape[1] - 2 * keys_SY.shape[1]
-    out_TZ = np.zeros((len(qkv_TX), queries_size))
-    for t, position in enumerate(positions_T.tolist()):
-        row_X = qkv_TX[t].astype(np.float64) + (bias_X if bias_X.size else 0.0)
-        q, k, v = np.split(row_X, [queries_size, queries_size + keys_size])
-        if q_norm.size:
-            q, k = (
-                (part.reshape(-1, w.size) / np.sqrt(np.mean(part.reshape(-1, w.size) ** 2, 1, keepdims=True) + eps) * w)
-                for part, w in ((q, q_norm), (k, k_norm))
-            )
-        if clip > 0:
-            q, k, v = np.clip(q, -clip, clip), np.clip(k, -clip, clip), np.clip(v, -clip, clip)
-        q, k = (_rotated(part.reshape(-1, head_size), cos_TR[t], sin_TR[t], interleaved) for part in (q, k))
-        slots = [int(tables_TB[t, p // block_tokens]) * block_tokens + p % block_tokens for p in range(position + 1)]
-        keys_SY[slots[-1]], values_SY[slots[-1]] = k.reshape(-1), v
-        seen = slots[max(0, position + 1 - window) :]
-        keys_PGd = keys_SY[seen].reshape(len(seen), -1, head_size).astype(np.float64)
-        values_PGd = values_SY[seen].reshape(len(seen), -1, head_size).astype(np.float64)
-        shared_by = len(q) // keys_PGd.shape[1]
-        for head, query_d in enumerate(q):
-            scores_P = keys_PGd[:, head // shared_by] @ query_d * scale
-            weights_P = np.exp(scores_P - scores_P.max())
-            row_d = weights_P / weights_P.sum() @ values_PGd[:, head // shared_by]
-            out_TZ[t, head * head_size : (head + 1) * head_size] = row_d
-    return out_TZ
-
-
-def _rotated(heads_Hd: npt.NDArray[np.float64], cos_R: F32, sin_R: F32, interleaved: bool) -> npt.NDArray[np.float64]:
-    width = len(cos_R)
-    turned, rest = heads_Hd[:, :width], heads_Hd[:, width:]
-    if interleaved:
-        cos_R, sin_R = np.repeat(cos_R[: width // 2], 2), np.repeat(sin_R[: width // 2], 2)
-        other = np.stack((-turned[:, 1::2], turned[:, 0::2]), axis=2).reshape(turned.shape)
-    else:
-        other = np.concatenate((-turned[:, width // 2 :], turned[:, : width // 2]), axis=1)
-    return np.concatenate((turned * cos_R + other * sin_R, rest), axis=1)

@@ -22,7 +22,6 @@ from afore.models.loading import LoadedModel
 F32 = npt.NDArray[np.float32]
 NONE: F32 = np.zeros(0, dtype=np.float32)
 """Stands for a bias, norm or gate that a layer does not have."""
-_SILU = ("silu", "swish")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +71,11 @@ class Layer:
     window: int
     post_norm: Norm
     mlp: Mlp | None
-    """The dense MLP of a dense layer, the shared experts of a MoE layer; ``None``: there are none, or ``module`` computes them."""
+    """The dense MLP of a dense layer, the shared experts of a MoE layer that has some."""
     gate: Gate | None
     """``None`` for dense layers, and where the family's own router is called."""
     module: Any
-    """The layer's mlp module, for what is not computed here."""
-    calls_module: bool
-    """Whether ``module`` has an MLP or shared experts that no kernel computes."""
+    """The layer's mlp module, for that router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +105,7 @@ def take_weights(model: LoadedModel) -> FusedWeights:
     windows = family.windows(config)
     with torch.no_grad():
         layers = tuple(
-            _layer(family, config, layer, windows[index], form.gate if index in moe else None, sparse=index in moe)
+            _layer(family, layer, windows[index], form.gate if index in moe else None, sparse=index in moe)
             for index, layer in enumerate(body.layers)
         )
         return FusedWeights(
@@ -125,15 +122,11 @@ def take_weights(model: LoadedModel) -> FusedWeights:
         )
 
 
-def _layer(
-    family: Family, config: Any, layer: Any, window: int | None, gate: GateForm | None, *, sparse: bool
-) -> Layer:
+def _layer(family: Family, layer: Any, window: int | None, gate: GateForm | None, *, sparse: bool) -> Layer:
     attention, mlp = layer.get_submodule(family.attention), layer.get_submodule(family.mlp)
     assert not hasattr(attention, "sinks"), "attention sinks"
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-    silu = config.hidden_act in _SILU
-    fused_mlp, calls_module = _mlp_of(family, mlp, sparse=sparse, silu=silu)
     return Layer(
         input_norm=_norm(layer.get_submodule(family.input_norm)),
         qkv_DX=_joined(projections).t(),
@@ -146,26 +139,22 @@ def _layer(
         out_bias_D=_vector(attention.o_proj.bias),
         window=NO_WINDOW if window is None else int(window),
         post_norm=_norm(layer.get_submodule(family.post_norm)),
-        mlp=fused_mlp,
+        mlp=_mlp_of(family, mlp, sparse=sparse),
         gate=None if gate is None else _gate(mlp, gate),
         module=mlp,
-        calls_module=calls_module,
     )
 
 
-def _mlp_of(family: Family, mlp: Any, *, sparse: bool, silu: bool) -> tuple[Mlp | None, bool]:
-    """What a layer computes beside the routed experts, and whether its module must."""
+def _mlp_of(family: Family, mlp: Any, *, sparse: bool) -> Mlp | None:
+    """What a layer computes beside the routed experts."""
     if not sparse:
-        return (_mlp(mlp), False) if silu else (None, True)
-    if family.shared is no_shared_experts:
-        return None, False
+        return _mlp(mlp)
     if family.shared is summed_shared_experts:
-        if mlp.shared_experts is None:
-            return None, False
-        return (_mlp(mlp.shared_experts), False) if silu else (None, True)
-    if family.shared is gated_shared_expert and silu:
-        return _mlp(mlp.shared_expert, mlp.shared_expert_gate.weight[0]), False
-    return None, True
+        return None if mlp.shared_experts is None else _mlp(mlp.shared_experts)
+    if family.shared is gated_shared_expert:
+        return _mlp(mlp.shared_expert, mlp.shared_expert_gate.weight[0])
+    assert family.shared is no_shared_experts, "shared experts of another kind"
+    return None
 
 
 def _mlp(module: Any, gate_D: torch.Tensor | None = None) -> Mlp:
