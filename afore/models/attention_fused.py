@@ -25,7 +25,7 @@ from afore.models.fused_kernels import (
     norm_rows,
     silu_up,
 )
-from afore.models.fused_paged import paged_attention
+from afore.models.fused_paged import paged_attention, slots_exist
 from afore.models.fused_weights import NONE, FusedWeights, Layer, Mlp, Norm
 from afore.models.kv import KVStorage
 
@@ -76,12 +76,8 @@ class FusedAttention:
     def begin(self, batch: StepBatch) -> FusedState:
         tables_TB = np.ascontiguousarray(batch.block_tables_TB, dtype=np.int32)
         positions_T = np.ascontiguousarray(batch.positions_T, dtype=np.int64)
-        # The kernels check no index.
-        assert int(positions_T.min()) >= 0, "a negative position"
-        last_block = int(positions_T.max()) // self._block_tokens
-        assert last_block < tables_TB.shape[1], f"{tables_TB.shape[1]} blocks for position {int(positions_T.max())}"
-        assert 0 <= int(tables_TB.min()) <= int(tables_TB.max()) < self._num_blocks, (
-            "a block that the cache does not have"
+        assert slots_exist(tables_TB, positions_T, self._block_tokens, self._num_blocks), (
+            f"positions {positions_T} with blocks {tables_TB} of {self._num_blocks}"
         )
         views = self._pool.take(batch.num_tokens)
         rows = views.first(batch.num_tokens)

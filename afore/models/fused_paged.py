@@ -261,6 +261,19 @@ def paged_attention(  # type: ignore[no-untyped-def]  # numba infers
             )
 
 
+@njit(nogil=True, cache=True)
+def slots_exist(tables_TB, positions_T, block_tokens, num_blocks):  # type: ignore[no-untyped-def]  # numba infers
+    """Whether every row's blocks up to its position are in its table and in the cache: ``paged_attention`` checks no index."""
+    for t in range(positions_T.shape[0]):
+        position = positions_T[t]
+        if position < 0 or position // block_tokens >= tables_TB.shape[1]:
+            return False
+        for b in range(position // block_tokens + 1):
+            if tables_TB[t, b] < 0 or tables_TB[t, b] >= num_blocks:
+                return False
+    return True
+
+
 def compile_paged() -> None:
     """Compiles (or reads from numba's cache) the kernel for exactly the types it is called with; idempotent."""
     if paged_attention.signatures:
@@ -270,3 +283,5 @@ def compile_paged() -> None:
     cache = rows, rows, types.int32[:, ::1], types.int64[::1], i64, i64, i64
     paged_attention.compile((*matrices, *cache, rows))
     paged_attention.disable_compile()
+    slots_exist.compile((types.int32[:, ::1], types.int64[::1], i64, i64))
+    slots_exist.disable_compile()

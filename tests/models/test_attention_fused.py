@@ -228,10 +228,11 @@ def test_what_leaves_for_the_experts_stays_until_combine(pair_of: Maker) -> None
 @pytest.mark.slow
 def test_calls_out_of_turn_and_blocks_that_do_not_exist_are_refused(pair_of: Maker) -> None:
     model = pair_of("mixtral", 1).ours
-    with pytest.raises(AssertionError, match="a block that the cache does not have"):
-        model.begin(StepBatch.of([5], [0], [[BLOCKS_EACH]]))
-    with pytest.raises(AssertionError, match="1 blocks for position 4"):
-        model.begin(StepBatch.of([5], [BLOCK_TOKENS], [[0]]))
+    for position, blocks in ((0, [BLOCKS_EACH]), (0, [-1]), (BLOCK_TOKENS, [0]), (-1, [0])):
+        with pytest.raises(AssertionError, match="positions"):
+            model.begin(StepBatch.of([5], [position], [blocks]))
+    padded = model.begin(StepBatch.of([5], [0], [[0, -1, 999]]))
+    assert padded.next_layer == 0, "blocks behind the last are anything"
     state = model.begin(StepBatch.of([5], [0], [[0]]))
     with pytest.raises(AssertionError, match="layer 0's turn"):
         model.attend(state, 1)
