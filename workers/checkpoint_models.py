@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +10,14 @@ import torch
 
 from afore.core.config import RunConfig
 from afore.models.attention import AttentionModel
+from afore.models.attention_fused import FusedAttention
 from afore.models.attention_modules import TransformersAttention
 from afore.models.bundle import bundled_model_path
 from afore.models.checkpoint import Checkpoint
 from afore.models.config import ModelSpec
+from afore.models.fused_forms import describe_path, kernel_path
+from afore.models.fused_kernels import compile_fused_kernels
+from afore.models.fused_weights import FusedWeights, take_weights
 from afore.models.kv import KVLayout, KVStorage
 from afore.models.loading import LoadedModel, load_dense_model, load_whole_model
 from afore.models.prefill import PrefillModel
@@ -20,6 +25,8 @@ from afore.models.prefill_modules import TransformersPrefill
 from afore.transport.session import RoleContext
 from afore.workers.compute import Compute, InlineCompute
 from afore.workers.prefill_experts import use_kernel
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,8 @@ class LoadedAttention:
     loaded: LoadedModel
     nbytes: int
     tensors: int
+    fused: FusedWeights | None = None
+    """What the fused path reads; ``None``: ``transformers``' modules compute."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -36,7 +45,10 @@ class LoadedAttention:
 
     def open(self, layout: KVLayout, buffer: memoryview) -> AttentionModel:
         """The model over a KV storage; ``buffer`` must outlive it."""
-        return TransformersAttention(self.loaded, KVStorage(layout, buffer))
+        storage = KVStorage(layout, buffer)
+        return (
+            TransformersAttention(self.loaded, storage) if self.fused is None else FusedAttention(self.fused, storage)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +64,17 @@ class CheckpointModels:
     """Loads what the attention and prefill roles need from ``config.model``, or from the bundled checkpoint."""
 
     def load_attention(self, config: RunConfig) -> LoadedAttention:
-        """Raises ``CheckpointError``."""
+        """Raises ``CheckpointError``; ``ConfigError`` for kernels that this model cannot run. Compiles what it will need."""
         with _open(config) as checkpoint:
+            path = kernel_path(config.kernels, checkpoint.family, checkpoint.config, config.dtype)
+            phrase = describe_path(config.kernels, checkpoint.family, checkpoint.config, config.dtype)
+            _log.info("attention runs %s", phrase)
             loaded = load_dense_model(checkpoint, getattr(torch, config.dtype))
-            return LoadedAttention(loaded, weights_nbytes(loaded.module), checkpoint.tensors_read)
+            nbytes, fused = weights_nbytes(loaded.module), None
+            if path == "fused":
+                compile_fused_kernels()
+                fused = take_weights(loaded)
+            return LoadedAttention(loaded, nbytes, checkpoint.tensors_read, fused)
 
     def load_prefill(self, config: RunConfig) -> LoadedPrefill:
         """Raises ``CheckpointError``."""

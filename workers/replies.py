@@ -46,8 +46,10 @@ class PendingReplies:
     def sum_TD(self) -> F32:
         """The routed sum [T, D]: partial rows added in rank order, so that the same parts give the same bits every time."""
         assert self._left == 0, f"replies of {self.missing} are missing"
-        parts = [rows_TD for rows_TD in self._rows_N if rows_TD is not None]
-        out_TD = parts[0].copy()
-        for part_TD in parts[1:]:
+        first_TD, *rest = (rows_TD for rows_TD in self._rows_N if rows_TD is not None)
+        if not rest:
+            return first_TD.copy()
+        out_TD = first_TD + rest[0]
+        for part_TD in rest[1:]:
             out_TD += part_TD
         return out_TD

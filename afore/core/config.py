@@ -180,6 +180,8 @@ class RunConfig:
     """Directory of a checkpoint; none takes the bundled model."""
     dtype: Literal["float32"] = "float32"
     """What weights and activations are computed in."""
+    kernels: Literal["auto", "modules", "fused"] = "auto"
+    """What attention workers compute with: fused kernels, transformers' modules, or fused where the model allows it."""
     policy: str = "afore"
     """static, afore, afore-no-prefetch, afore-no-overlap, afore-reactive, or package.module:Class."""
     topology: Topology = field(default_factory=Topology)

@@ -13,9 +13,12 @@ import torch
 from torch.nn.functional import linear, silu
 
 from afore.models.attention import F32, AttentionModel, Routed, StepBatch
+from afore.models.attention_fused import FusedAttention
 from afore.models.attention_modules import TransformersAttention
 from afore.models.checkpoint import Checkpoint, ExpertReader
 from afore.models.expert_form import Activation, ExpertForm
+from afore.models.fused_forms import KernelChoice, kernel_path
+from afore.models.fused_weights import take_weights
 from afore.models.kv import BlockAllocator, KVLayout, KVStorage
 from afore.models.loading import load_dense_model, load_whole_model
 from afore.models.prefill import PrefillModel
@@ -101,13 +104,22 @@ class LocalDecoder:
         """Decode steps run so far."""
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, *, num_blocks: int = 256, block_tokens: int = 16) -> LocalDecoder:
-        """Loads a checkpoint in float32 with a cache in this process's memory."""
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        num_blocks: int = 256,
+        block_tokens: int = 16,
+        kernels: KernelChoice = "modules",
+    ) -> LocalDecoder:
+        """Loads a checkpoint in float32 with a cache in this process's memory. Raises ``ConfigError`` for kernels it cannot run."""
         layout = KVLayout.for_model(checkpoint.spec, num_blocks=num_blocks, block_tokens=block_tokens)
         storage = KVStorage.allocate(layout)
-        attention = TransformersAttention(load_dense_model(checkpoint), storage)
+        loaded, attention = load_dense_model(checkpoint), None
+        if kernel_path(kernels, checkpoint.family, checkpoint.config) == "fused":
+            attention = FusedAttention(take_weights(loaded), storage)
         prefill = TransformersPrefill(load_whole_model(checkpoint))
-        return cls(attention, prefill, LocalExperts(checkpoint), storage)
+        return cls(attention or TransformersAttention(loaded, storage), prefill, LocalExperts(checkpoint), storage)
 
     def join(self, prompt: Sequence[int], max_new_tokens: int) -> Running:
         """Prefills a prompt into blocks of its own and adds it to the batch. Raises ``KVCacheFull``."""

@@ -12,6 +12,7 @@ from afore.core.errors import ConfigError, HostError
 from afore.core.slots import contiguous_primaries
 from afore.models.budget import MemoryBudget, memory_budget
 from afore.models.checkpoint import Checkpoint
+from afore.models.fused_forms import describe_path, kernel_path
 from afore.models.loading import verify_checkpoint
 from afore.scheduler.policies.registry import check_policy
 from afore.serving.door import request_limits
@@ -23,7 +24,7 @@ SHARED_MEMORY = "/dev/shm"
 
 
 def check(config: RunConfig) -> None:
-    """Refuses what cannot run, before anything is started: the policy's name, the checkpoint, lengths it does not have.
+    """Refuses what cannot run, before anything is started: the policy's name, the checkpoint, kernels and lengths it does not have.
 
     Raises ``ConfigError`` or ``CheckpointError``.
     """
@@ -40,6 +41,7 @@ def check(config: RunConfig) -> None:
             raise ConfigError("trace", f"{config.trace!r} is no directory that can be written", "give another")
     with Checkpoint(checkpoint_path(config)) as checkpoint:
         verify_checkpoint(checkpoint)
+        kernel_path(config.kernels, checkpoint.family, checkpoint.config, config.dtype)
         request_limits(config, checkpoint.spec)
 
 
@@ -95,6 +97,13 @@ def describe_memory(config: RunConfig) -> list[str]:
         f"memory of {topology.ffn} ffn: {ffn_range} of experts each (primaries and redundant slots)",
         f"memory of {topology.prefill} prefill: {_mib(budget.prefill_weights)} of weights each",
     ]
+
+
+def describe_kernels(config: RunConfig) -> str:
+    """What attention workers will compute with, one line; says why not the fused kernels. Raises ``CheckpointError``."""
+    with Checkpoint(checkpoint_path(config)) as checkpoint:
+        path = describe_path(config.kernels, checkpoint.family, checkpoint.config, config.dtype)
+    return f"kernels of {config.topology.attention} attention: {path}"
 
 
 def _mib(nbytes: int) -> str:

@@ -19,6 +19,7 @@ def preload() -> None:
     from afore.core.config import RunConfig
     from afore.models.bundle import bundled_model_path
     from afore.models.checkpoint import Checkpoint
+    from afore.models.fused_kernels import compile_fused_kernels
     from afore.models.loading import load_dense_model
     from afore.scheduler.planner import compile_planner
     from afore.serving import process
@@ -27,6 +28,7 @@ def preload() -> None:
     del RunConfig, process, numpy
     compile_planner()
     compile_kernels()
+    compile_fused_kernels()
     # transformers resolves modules lazily: building a small model once pulls in what every role needs.
     with Checkpoint(bundled_model_path()) as checkpoint:
         load_dense_model(checkpoint, torch.float32)

@@ -148,14 +148,14 @@ def _flush() -> None:
 
 def _check(data: dict[str, Any]) -> dict[str, Any]:
     from afore.core.errors import CheckpointError, ConfigError, HostError
-    from afore.serving.checks import check, check_shared_memory, describe_memory
+    from afore.serving.checks import check, check_shared_memory, describe_kernels, describe_memory
     from afore.serving.spec import config_from_json
 
     try:
         config = config_from_json(data)
         check(config)
         check_shared_memory(config)
-        return {"memory": describe_memory(config)}
+        return {"memory": [*describe_memory(config), describe_kernels(config)]}
     except ConfigError as error:
         return {"refused": ["ConfigError", error.field, error.problem, error.remedy]}
     except CheckpointError as error:

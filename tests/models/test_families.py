@@ -19,12 +19,15 @@ from afore.models.checkpoint import SINGLE_FILE, Checkpoint, ExpertReader
 from afore.models.config import read_spec
 from afore.models.expert_form import Activation, ExpertForm
 from afore.models.families import FAMILIES, Family, no_shared_experts, no_windows
+from afore.models.fused_forms import KernelChoice
 from afore.models.loading import load_dense_model, load_whole_model, verify_checkpoint
 from afore.models.local import LocalDecoder
 from afore.models.prefill_modules import TransformersPrefill
 from afore.models.random_families import RANDOM_FAMILIES, random_family_checkpoint, small_config
 from afore.models.reference import Reference
 
+FUSED = sorted(set(FAMILIES) - {"deepseek_v2", "deepseek_v3", "gpt_oss"})
+"""Families that run fused."""
 EXACT = 1e-4
 """Below this margin the reference itself hangs on the order of float32 sums."""
 
@@ -51,11 +54,15 @@ def prompts_of(seed: int, count: int = 6) -> list[list[int]]:
 
 
 def decode(
-    path: Path, prompts: list[list[int]], tokens: int, families: dict[str, Family] | None = None
+    path: Path,
+    prompts: list[list[int]],
+    tokens: int,
+    families: dict[str, Family] | None = None,
+    kernels: KernelChoice = "modules",
 ) -> list[list[int]]:
     """Requests join every second step and leave when they are done."""
     with Checkpoint(path, families=families or FAMILIES) as checkpoint:
-        decoder = LocalDecoder.load(checkpoint, block_tokens=5)
+        decoder = LocalDecoder.load(checkpoint, block_tokens=5, kernels=kernels)
     return decoder.generate(prompts, [tokens] * len(prompts), join_every=2)
 
 
@@ -64,15 +71,18 @@ def test_every_family_has_a_maker() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_a_family_writes_what_generate_writes(model_of: Maker, model_type: str) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "kernels"),
+    [*((model_type, "modules") for model_type in FAMILIES), *((model_type, "fused") for model_type in FUSED)],
+)
+def test_a_family_writes_what_generate_writes(model_of: Maker, model_type: str, kernels: KernelChoice) -> None:
     path = model_of(model_type)
     with Checkpoint(path) as checkpoint:
         verify_checkpoint(checkpoint)
         assert checkpoint.tensors_read == 0, "headers only"
     prompts, reference = prompts_of(seed=3), Reference(path)
     compared = 0
-    for prompt, ours in zip(prompts, decode(path, prompts, tokens=12), strict=True):
+    for prompt, ours in zip(prompts, decode(path, prompts, tokens=12, kernels=kernels), strict=True):
         expected = reference.generate(prompt, 12)
         difference = reference.first_difference(prompt, ours, expected)
         assert difference is None or difference.margin < EXACT, str(difference)

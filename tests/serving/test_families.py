@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from afore import Cluster, Topology
+from afore import Cluster, RunConfig, Topology
 from afore.core.config import BatchOptions, DeviceOptions
+from afore.core.errors import ConfigError
 from afore.models.families import FAMILIES
+from afore.models.fused_forms import KernelChoice
 from afore.models.random_families import random_family_checkpoint
 from afore.models.reference import Reference
 from tests.serving.exact import MARGIN, differences
@@ -22,13 +24,24 @@ SHAPE = Topology(attention=2, ffn=3, microbatches=2, redundant_slots=2)
 BATCH = BatchOptions(max_num_seqs=6, block_tokens=4)
 
 
+PATHS: dict[str, tuple[KernelChoice, ...]] = {
+    **dict.fromkeys(FAMILIES, ("fused",)),
+    # These cannot run fused; the module path of two that can is the reference of the others'.
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "gpt_oss"), ("auto",)),
+    **dict.fromkeys(("dots1", "qwen2_moe"), ("fused", "modules")),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize(
+    ("model_type", "kernels"), [(model_type, kernels) for model_type in PATHS for kernels in PATHS[model_type]]
+)
 async def test_a_family_in_a_cluster_that_moves_its_experts(
-    tmp_path: Path, model_type: str, record_property: Callable[[str, object], None]
+    tmp_path: Path, model_type: str, kernels: KernelChoice, record_property: Callable[[str, object], None]
 ) -> None:
+    """Prompts and outputs are longer than the small models' windows."""
     model = random_family_checkpoint(tmp_path, model_type, seed=7)
-    config = dataclasses.replace(MOVING, batch=BATCH)
+    config = dataclasses.replace(MOVING, batch=BATCH, kernels=kernels)
     async with Cluster.start(SHAPE, inproc=True, config=config, model=model) as cluster:
         ours = await coming_and_going(cluster, PROMPTS, COUNTS)
         stats = await cluster.stats()
@@ -38,6 +51,14 @@ async def test_a_family_in_a_cluster_that_moves_its_experts(
     assert all(difference.margin < MARGIN for _, difference in found)
     assert stats["migration"]["copies"] > 0
     assert stats["counters"]["replica_pairs"] > 0
+
+
+@pytest.mark.slow
+async def test_kernels_that_a_family_cannot_run_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    model = random_family_checkpoint(tmp_path, "gpt_oss", seed=7)
+    with pytest.raises(ConfigError, match="sinks"):
+        async with Cluster.start(SHAPE, inproc=True, config=RunConfig(kernels="fused"), model=model):
+            pass
 
 
 @pytest.mark.slow
