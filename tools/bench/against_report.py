@@ -12,9 +12,9 @@ from afore.tools.bench.ab import FORMULAS
 from afore.tools.bench.machine import describe_machine, report_console
 
 ACCOUNTING: Final = (
-    "Timed on both sides: from handing over all prompts, as token ids, to the last token; prefill included, tokenisation and HTTP not."
-    " AFORE also turns tokens into text and streams each of them to the client's process, which shares the cores; transformers"
-    " returns token ids.",
+    "Timed on both sides: from handing over all prompts, as token ids, to the last token; prefill is included, tokenisation and"
+    " HTTP are not. AFORE also turns tokens into text and streams each of them to the client's process, which shares the"
+    " cores; transformers returns token ids.",
     "Same stop rule: the model's end token (unless --ignore-eos) or the same most tokens. transformers' batch keeps its rows until"
     " the last has ended; only real tokens count.",
     "transformers decodes one batch padded on the left, with attention mask: padding changes the order of its float sums, so a near"
@@ -53,13 +53,20 @@ def show(result: Mapping[str, Any], console: Console | None = None) -> None:
 
 
 def _calibration(result: Mapping[str, Any], console: Console) -> None:
-    table = Table("transformers", "threads", title="calibration, median of 3 runs", title_justify="left")
+    table = Table(
+        "transformers",
+        "threads",
+        title="calibration: answers cut to 32 tokens, median of the runs",
+        title_justify="left",
+    )
+    table.add_column("runs", justify="right")
     table.add_column("tokens/s", justify="right")
     for row in result["calibration"]:
         chosen = row == result["best"]
         table.add_row(
             row["implementation"],
             str(row["threads"]),
+            str(row["runs"]),
             f"{row['tokens_per_second']:,.0f}" + (" (chosen)" if chosen else ""),
         )
     console.print(table)

@@ -149,7 +149,7 @@ class OpenAIClient:
         return await self._json("POST", path, body)
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The object a server answers, or none for anything else. Raises ``ConfigError`` when nobody listens, or the key is refused."""
+        """The object a server answers, or none. Raises ``ConfigError`` when nobody listens or the key is refused."""
         import httpx
 
         try:
