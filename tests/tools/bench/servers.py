@@ -43,6 +43,8 @@ class Scripted:
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
         self.bodies: list[dict[str, Any]] = []
+        self.asked = asyncio.Event()
+        """Set with the first body."""
         self.url = ""
 
     @contextlib.asynccontextmanager
@@ -60,6 +62,7 @@ class Scripted:
             )
             if length:
                 self.bodies.append(json.loads(await reader.readexactly(length)))
+                self.asked.set()
             writer.write(
                 self._scripts.get(head.split()[1], answer({"error": {"message": "no such path"}}, "404 Not Found"))
             )
