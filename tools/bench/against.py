@@ -36,7 +36,7 @@ CALIBRATION_RUNS: Final = 3
 """Timed runs of each setting of transformers, after one that warms up."""
 CALIBRATION_TOKENS: Final = 32
 """Most tokens of an answer there."""
-HOPELESS: Final = 3.0
+HOPELESS: Final = 2.0
 """A setting whose first run is so many times slower than the best one is not run again."""
 
 

@@ -11,6 +11,8 @@ from rich.table import Table
 from afore.tools.bench.ab import FORMULAS
 from afore.tools.bench.machine import describe_machine, report_console
 
+BUSY: Final = 1.5
+"""Load average over cores above which other work must have run beside the comparison: alone, both sides keep it at about 1."""
 ACCOUNTING: Final = (
     "Timed on both sides: from handing over all prompts, as token ids, to the last token; prefill is included, tokenisation and"
     " HTTP are not. AFORE also turns tokens into text and streams each of them to the client's process, which shares the"
@@ -25,6 +27,9 @@ ACCOUNTING: Final = (
 def show(result: Mapping[str, Any], console: Console | None = None) -> None:
     """Prints a result."""
     console = console or report_console()
+    if result["interrupted"]:
+        asked = result["options"]["rounds"]
+        console.print(f"[red]interrupted after {result['rounds']} of {asked} rounds[/red]")
     _calibration(result, console)
     names = list(result["contestants"])
     rounds = Table("round", title=f"tokens/s, {result['requests']} requests, interleaved", title_justify="left")
@@ -46,6 +51,13 @@ def show(result: Mapping[str, Any], console: Console | None = None) -> None:
     for line in ACCOUNTING:
         console.print(line, style="dim", soft_wrap=True)
     console.print(f"CPU used by the sides whose turn it was not, in the worst run: {result['idle_cpu_s']:.2f} s")
+    cores, load = result["machine"]["usable_cores"], result["load_average_after"]
+    if load > BUSY * cores:
+        console.print(
+            f"[yellow]the machine was shared: load average {load} on {cores} cores; look at the spread of the ratios, and at"
+            " CPU s / 1,000 tokens, which other work moves less[/yellow]",
+            soft_wrap=True,
+        )
     console.print(
         describe_machine(result["machine"]) + f"; load average afterwards {result['load_average_after']}",
         soft_wrap=True,

@@ -108,6 +108,7 @@ async def _measure(options: ServeBenchOptions, config: RunConfig, prompts: Seque
             workload = await _workload(options, prompts, client, run.server)
             run.notes += workload.notes
             await _warm_up(client, workload, clock, options.warmup)
+            print(f"sending {len(workload.planned)} requests to {client.url} …", file=sys.stderr, flush=True)
             await _under_load(options, workload, client, local, clock, run)
     except RoleLost as lost:
         # Leaving a cluster that has lost a role raises it; the run has noticed already, or it came too early to measure.

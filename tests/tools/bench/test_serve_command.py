@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from afore.tools.bench import main
@@ -175,3 +176,24 @@ def test_against_transformers_tokens_are_equal_and_ratios_are_there() -> None:
     # Padding may turn a near tie; more than one in three would be a defect.
     assert ours["equal_requests"] >= 2
     assert ours["tokens"] == found["contestants"]["transformers"]["tokens"]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_killed_role_of_its_own_cluster_ends_the_run_with_what_came_before() -> None:
+    shape = ["--topology.attention", "1", "--topology.ffn", "2"]
+    # One request at once, the next one long after: somebody must notice although nothing fails meanwhile.
+    command = Command(
+        "serve", *shape, "--request-rate", "0.0001", "--num-prompts", "2", "--max-tokens", "4", "--warmup", "1"
+    )
+    assert command.process.stderr is not None
+    while "sending 2 requests" not in (line := command.process.stderr.readline()):
+        assert line, "it ended before it sent anything"
+    roles = psutil.Process(command.process.pid).children(recursive=True)
+    (victim,) = [role for role in roles if role.name().endswith("ffn-1") or "ffn-1" in role.cmdline()]
+    victim.kill()
+    status, out, err = command.end()
+    assert status == 1, err
+    assert "requests unsent" in out
+    assert "bench: the server died: ffn-1: " in err
+    assert psutil.wait_procs(roles, timeout=PATIENCE_S)[1] == []
