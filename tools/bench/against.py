@@ -16,7 +16,7 @@ from typing import Any, Final
 from afore.cluster import Cluster, Token, complete
 from afore.core.clock import WallClock
 from afore.core.config import RunConfig
-from afore.core.errors import ConfigError
+from afore.core.errors import AforeError, ConfigError
 from afore.core.topology import Topology
 from afore.models.bundle import bundled_model_path
 from afore.tools.bench import against_report
@@ -62,9 +62,13 @@ def main(options: ServeBenchOptions, config: RunConfig, prompts: Sequence[Prompt
     # Children inherit it: both sides and their client share the same cores.
     os.sched_setaffinity(0, usable[: options.cores])
     try:
-        comparison = Comparison(machine=machine_facts())
+        comparison, failure = Comparison(machine=machine_facts()), ""
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             outcome = runner.run(until_signalled(_compare(options, config, prompts, comparison)))
+    except AforeError as error:
+        if not comparison.rounds:
+            raise
+        outcome, failure = None, str(error)
     finally:
         os.sched_setaffinity(0, usable)
     if not comparison.rounds:
@@ -77,6 +81,7 @@ def main(options: ServeBenchOptions, config: RunConfig, prompts: Sequence[Prompt
         "rounds": len(comparison.rounds),
         "requests": options.num_prompts,
         "interrupted": outcome is None,
+        "failure": failure,
         "contestants": compare(comparison.rounds, NAME),
         "idle_cpu_s": max(found.idle_cpu_s for round_ in comparison.rounds for found in round_.values()),
         "cpu_by_role": comparison.roles,
@@ -89,7 +94,9 @@ def main(options: ServeBenchOptions, config: RunConfig, prompts: Sequence[Prompt
         print(json.dumps(result))
     else:
         against_report.show(result)
-    return 0
+    if failure:
+        print(f"bench: {failure}; figures are of the rounds before", file=sys.stderr)
+    return 1 if failure else 0
 
 
 async def _compare(

@@ -121,6 +121,8 @@ def _topologies(text: str) -> tuple[Topology, ...]:
         if match is None:
             raise ConfigError("compare", f"{part.strip()!r} is no topology", "write A/N/M, such as 1/2/2,2/4/2")
         found.append(Topology(attention=int(match[1]), ffn=int(match[2]), microbatches=int(match[3])))
+    if len(set(found)) < len(found):
+        raise ConfigError("compare", f"{text!r} names a topology twice", "give each once")
     return tuple(found)
 
 

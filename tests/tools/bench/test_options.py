@@ -45,6 +45,7 @@ def test_topologies_are_written_with_slashes() -> None:
         ("--compare 1/2/2", "only for --against"),
         ("--against transformers --request-rate 3", "not for --against"),
         ("--against transformers --compare 1/2", "write A/N/M"),
+        ("--against transformers --compare 1/2/2,1/2/2", "twice"),
         ("--against transformers --compare 0/2/2", "topology.attention"),
         ("--url http://x --topology.ffn 2", "--url names one"),
         ("--url http://x --spans", "leave out --url"),
