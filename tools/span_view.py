@@ -14,12 +14,14 @@ def show_target(table: SpanTable, console: Console) -> None:
     """Where the time of a target goes; nothing where no target is whole."""
     if not table.targets or table.wall_p50_us is None or table.wall_p99_us is None or table.waiting_share is None:
         return
+    console.print(
+        f"where the time of a target goes: {table.targets:,} targets, wall p50 {table.wall_p50_us:,.0f} µs,"
+        f" p99 {table.wall_p99_us:,.0f} µs; {table.waiting_share:.0%} of it is waiting",
+        soft_wrap=True,
+    )
     grid = Table(
         "part of a target",
         "kind",
-        title=f"where the time of a target goes: {table.targets:,} targets, wall p50 {table.wall_p50_us:,.0f} µs,"
-        f" p99 {table.wall_p99_us:,.0f} µs; {table.waiting_share:.0%} of it is waiting",
-        title_justify="left",
     )
     for heading in ("targets", "p50 µs", "p99 µs", "share of wall"):
         grid.add_column(heading, justify="right")

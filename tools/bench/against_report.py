@@ -68,7 +68,7 @@ def _calibration(result: Mapping[str, Any], console: Console) -> None:
     table = Table(
         "transformers",
         "threads",
-        title="calibration: answers cut to 32 tokens, median of the runs",
+        title="calibration: 32 tokens an answer, median",
         title_justify="left",
     )
     table.add_column("runs", justify="right")
