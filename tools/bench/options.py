@@ -7,8 +7,8 @@ import difflib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Final, Literal, cast
+from dataclasses import asdict, dataclass, fields
+from typing import Final, Literal
 
 from afore.core.config import RunConfig
 from afore.core.errors import ConfigError
@@ -222,9 +222,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def effective(options: ServeBenchOptions) -> dict[str, object]:
     """The options as they were used, for the result."""
-    from dataclasses import asdict
-
-    found = asdict(options)
+    found: dict[str, object] = asdict(options)
     found["compare"] = [f"{shape.attention}/{shape.ffn}/{shape.microbatches}" for shape in options.compare]
     found["request_rate"] = "inf" if math.isinf(options.request_rate) else options.request_rate
-    return cast("dict[str, object]", found)
+    return found

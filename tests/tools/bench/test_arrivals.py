@@ -98,6 +98,7 @@ def test_clipped_lengths_fit_and_are_not_cut_without_need(
         assert (prompt, output) == (context, generated)
 
 
+@pytest.mark.slow
 def test_azures_traces_are_read_whole() -> None:
     path = Path(__file__).resolve().parents[4] / "shared/data/arrivals/azure2023_conv.csv"
     if not path.exists():
