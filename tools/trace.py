@@ -20,6 +20,8 @@ from rich.table import Table
 from afore.core.errors import AforeError, HostError
 from afore.core.metrics import percentile
 from afore.core.trace import SPANS
+from afore.tools.span_table import SpanTable, build
+from afore.tools.span_view import show_roles, show_target
 from afore.tools.trace_files import open_directory
 from afore.tools.trace_merge import merge
 
@@ -27,7 +29,7 @@ EPILOG = """\
 example:
   python -m afore.launch --demo --trace /tmp/spans
   python -m afore.tools.trace merge /tmp/spans -o trace.json     then open trace.json at https://ui.perfetto.dev
-  python -m afore.tools.trace summary /tmp/spans
+  python -m afore.tools.trace summary /tmp/spans --targets
 
 exit status: 0 done, 2 the directory or the output cannot be used
 """
@@ -39,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "merge":
             return _merge(options.directory, options.output, options.json)
-        return _summary(options.directory, options.json)
+        return _summary(options.directory, options.json, options.targets)
     except AforeError as error:
         print(f"trace: {error}", file=sys.stderr)
         return 2
@@ -65,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
         "summary",
         help="print count, p50, p99 and total of each span",
         epilog="example: python -m afore.tools.trace summary /tmp/spans --json",
+    )
+    summing.add_argument(
+        "--targets", action="store_true", help="also where the time of a target goes, and the spans of each role"
     )
     for command in (merging, summing):
         command.add_argument("directory", type=Path, metavar="DIR", help="directory that was given to --trace")
@@ -99,7 +104,7 @@ def _merge(directory: Path, output: Path, as_json: bool) -> int:
     return 0
 
 
-def _summary(directory: Path, as_json: bool) -> int:
+def _summary(directory: Path, as_json: bool, targets: bool) -> int:
     files, problems = open_directory(directory)
     lengths_ns: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
     for file in files:
@@ -108,8 +113,10 @@ def _summary(directory: Path, as_json: bool) -> int:
                 lengths_ns[span.name].append(span.end_ns - span.start_ns)
         problems += file.problems()
     rows = {name: _row(np.frombuffer(lengths_ns[name], np.int64)) for name in SPANS if name in lengths_ns}
+    table_of_targets: SpanTable | None = build(files) if targets else None
     if as_json:
-        print(json.dumps({"files": len(files), "spans": rows, "problems": problems}))
+        more = {"targets": dataclasses.asdict(table_of_targets)} if table_of_targets is not None else {}
+        print(json.dumps({"files": len(files), "spans": rows, **more, "problems": problems}))
         return 0
     _print_problems(problems)
     if not rows:
@@ -122,7 +129,11 @@ def _summary(directory: Path, as_json: bool) -> int:
         table.add_row(
             name, f"{row['count']:,}", f"{row['p50_us']:,.1f}", f"{row['p99_us']:,.1f}", f"{row['total_ms']:,.2f}"
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if table_of_targets is not None:
+        show_target(table_of_targets, console)
+        show_roles(table_of_targets, console, title="spans by role")
     return 0
 
 

@@ -68,7 +68,7 @@ def test_configuration_keys_exist(page: Page) -> None:
 
 def options_of(module: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """What ``--help`` of a tool prints, for its subcommand where it has some."""
-    subcommand = arguments[:1] if module == "afore.tools.trace" else []
+    subcommand = arguments[:1] if module in ("afore.tools.trace", "afore.tools.bench") else []
     with pytest.raises(SystemExit):
         importlib.import_module(module).main([*subcommand, "--help"])
     return capsys.readouterr().out
@@ -104,8 +104,8 @@ def test_commands_exist_with_their_options(page: Page, capsys: pytest.CaptureFix
 @pages
 def test_options_in_prose_exist(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     known = {key.replace("_", "-") for key in launcher_keys()} | {"rw", "stop"}
-    for tool in ("doctor", "inspect", "train_tiny"):
-        known |= set(re.findall(r"--([\w-]+)", options_of(f"afore.tools.{tool}", [], capsys)))
+    for tool, *subcommand in (("doctor",), ("inspect",), ("train_tiny",), ("bench", "serve"), ("trace", "summary")):
+        known |= set(re.findall(r"--([\w-]+)", options_of(f"afore.tools.{tool}", subcommand, capsys)))
     for code in page.inline:
         for option in re.findall(r"(?:^|[\s(])--([\w.-]+)", code):
             assert option.replace("_", "-") in known, code
