@@ -10,6 +10,7 @@ from afore.core.demand import DemandVector
 from afore.core.metrics import ImbalanceStats, Loads, MigrationStats
 from afore.core.plan import PlanEntry
 from afore.core.slots import PrimariesVector
+from afore.scheduler.loads import LoadMeter
 
 SKIPPED_NO_GAIN = "no move lowers the most loaded worker"
 
@@ -19,14 +20,16 @@ class RunStats:
 
     def __init__(self, *, num_layers: int, num_workers: int, tile_tokens: int, primaries_E: PrimariesVector) -> None:
         self._num_workers = num_workers
+        self._meter = LoadMeter(primaries_E, num_workers, tile_tokens)
         self.imbalance = ImbalanceStats([primaries_E] * num_layers, num_workers, tile_tokens)
         self.migration = MigrationStats()
         self.counters: Counter[str] = Counter()
         """targets, pairs, replica_pairs, aborts, refusals, primaries_only, plan_errors, feedback_lost."""
 
     def planned(self, entry: PlanEntry, demand_E: DemandVector, *, skipped: str) -> Loads:
-        """Counts a published target. Takes time in experts and shares, not in workers: it stands between two targets."""
-        loads = self.imbalance.add_shares(entry.target.layer, demand_E, entry.shares)
+        """Counts a published target."""
+        loads = self._meter.loads(demand_E, entry.shares)
+        self.imbalance.add_loads(entry.target.layer, loads)
         self.counters["targets"] += 1
         self.counters["pairs"] += loads.pairs
         if not entry.copies:

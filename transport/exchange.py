@@ -9,7 +9,7 @@ replies only after its last read of any input of the target. So neither side eve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -53,30 +53,27 @@ class ExchangeLayout:
     top_k: int
     """K: experts per token."""
 
+    ids_offset: int = field(init=False)
+    """Where ids begin in an input slot; hidden begins a cache line in."""
+    weights_offset: int = field(init=False)
+    """Where weights begin in an input slot."""
+    input_nbytes: int = field(init=False)
+    """Bytes of an input slot."""
+    reply_nbytes: int = field(init=False)
+    """Bytes of a reply slot."""
+
     def __post_init__(self) -> None:
-        for name in self.__slots__:
+        for name in ("num_microbatches", "num_ffn", "max_tokens", "hidden", "top_k"):
             if not 1 <= getattr(self, name) < 1 << 31:
                 raise ConfigError(f"exchange.{name}", f"{getattr(self, name)!r} is not from 1 to 2^31 - 1")
-
-    @property
-    def ids_offset(self) -> int:
-        """Where ids begin in an input slot; hidden begins a cache line in."""
-        return CACHE_LINE + align(self.max_tokens * self.hidden * HIDDEN_DTYPE.itemsize)
-
-    @property
-    def weights_offset(self) -> int:
-        """Where weights begin in an input slot."""
-        return self.ids_offset + align(self.max_tokens * self.top_k * ID_DTYPE.itemsize)
-
-    @property
-    def input_nbytes(self) -> int:
-        """Bytes of an input slot."""
-        return self.weights_offset + align(self.max_tokens * self.top_k * HIDDEN_DTYPE.itemsize)
-
-    @property
-    def reply_nbytes(self) -> int:
-        """Bytes of a reply slot."""
-        return align(self.reply_used_nbytes(self.max_tokens))
+        # Looked up many times for every target: computed once.
+        ids_offset = CACHE_LINE + align(self.max_tokens * self.hidden * HIDDEN_DTYPE.itemsize)
+        weights_offset = ids_offset + align(self.max_tokens * self.top_k * ID_DTYPE.itemsize)
+        object.__setattr__(self, "ids_offset", ids_offset)
+        object.__setattr__(self, "weights_offset", weights_offset)
+        nbytes = weights_offset + align(self.max_tokens * self.top_k * HIDDEN_DTYPE.itemsize)
+        object.__setattr__(self, "input_nbytes", nbytes)
+        object.__setattr__(self, "reply_nbytes", align(self.reply_used_nbytes(self.max_tokens)))
 
     @property
     def nbytes(self) -> int:

@@ -140,7 +140,7 @@ class Loads:
 def shared_loads(
     demand_E: Integers, shares: Iterable[Share], primaries_E: Integers, num_workers: int, tile_tokens: int
 ) -> Loads:
-    """What ``shared_assignment`` amounts to, in time E + shares instead of E · N: cheap enough for every target."""
+    """What ``shared_assignment`` amounts to: the plain version of what the scheduler computes for every target."""
     demand_E = np.asarray(demand_E, np.int64)
     tiles_E = -(-demand_E // tile_tokens)
     pairs_N = np.bincount(primaries_E, weights=demand_E, minlength=num_workers)
@@ -214,11 +214,9 @@ class ImbalanceStats:
         """Counts one target; returns its imbalance, none without demand. Raises ``ValueError`` as ``imbalance`` does."""
         return self._count(layer, imbalance(demand_E, assign_EN, self._primaries_LE[layer], self._tile_tokens))
 
-    def add_shares(self, layer: int, demand_E: Integers, shares: Iterable[Share]) -> Loads:
-        """The same from a ring entry's shares, as the workers clip them; returns its loads."""
-        loads = shared_loads(demand_E, shares, self._primaries_LE[layer], self._num_workers, self._tile_tokens)
+    def add_loads(self, layer: int, loads: Loads) -> None:
+        """The same from a target's loads."""
         self._count(layer, loads.imbalance(self._num_workers))
-        return loads
 
     def _count(self, layer: int, one: Imbalance | None) -> Imbalance | None:
         if one is not None:

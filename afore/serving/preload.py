@@ -21,12 +21,14 @@ def preload() -> None:
     from afore.models.checkpoint import Checkpoint
     from afore.models.fused_kernels import compile_fused_kernels
     from afore.models.loading import load_dense_model
+    from afore.scheduler.loads import compile_loads
     from afore.scheduler.planner import compile_planner
     from afore.serving import process
     from afore.workers.kernels import compile_kernels
 
     del RunConfig, process, numpy
     compile_planner()
+    compile_loads()
     compile_kernels()
     compile_fused_kernels()
     # transformers resolves modules lazily: building a small model once pulls in what every role needs.

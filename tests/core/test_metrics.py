@@ -178,7 +178,7 @@ def test_imbalance_is_meaned_in_all_and_by_layer() -> None:
     }
     assert stats.add(0, np.zeros(2, np.int32), np.zeros((2, 2), np.int32)) is None
     stats.add(0, np.array([16, 0], np.int32), np.array([[8, 8], [0, 0]], np.int32))
-    stats.add_shares(1, np.array([8, 8], np.int32), [])
+    stats.add_loads(1, shared_loads(np.array([8, 8], np.int32), [], primaries_E, 2, 8))
     assert stats.targets == 2
     assert stats.to_json() == {
         "token": {"before": 1.5, "after": 1.0},
