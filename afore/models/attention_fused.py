@@ -107,7 +107,7 @@ class FusedAttention:
         if gate is None:
             self._route_by_module(layer, rows)
         else:
-            torch.mm(rows.hidden_TD.torch, gate.weight_DE, out=scratch.logits_TE.torch)
+            rows.hidden_TD.times(gate.weight, scratch.logits_TE)
             form = gate.form
             choose_experts(
                 scratch.logits_TE.numpy,
@@ -147,7 +147,7 @@ class FusedAttention:
         assert state.views is not None, "a step has its logits once"
         rows = state.rows
         logits_TV = self._pool.scratch(len(rows.ids_TK)).logits_TV
-        torch.mm(rows.normed_TD.torch, self._weights.head_DV, out=logits_TV.torch)
+        rows.normed_TD.times(self._weights.head, logits_TV)
         if self._weights.head_bias_V.size:
             np.add(logits_TV.numpy, self._weights.head_bias_V, out=logits_TV.numpy)
         self._pool.give_back(state.views)
@@ -164,7 +164,7 @@ class FusedAttention:
         rows, weights = state.rows, self._weights
         scratch = self._pool.scratch(len(rows.ids_TK))
         keys_SY, values_SY = self._planes[index]
-        torch.mm(rows.normed_TD.torch, layer.qkv_DX, out=scratch.qkv_TX.torch)
+        rows.normed_TD.times(layer.qkv, scratch.qkv_TX)
         paged_attention(
             scratch.qkv_TX.numpy,
             layer.qkv_bias_X,
@@ -185,7 +185,7 @@ class FusedAttention:
             layer.window,
             scratch.attended_TZ.numpy,
         )
-        torch.mm(scratch.attended_TZ.torch, layer.out_ZD, out=scratch.added_TD.torch)
+        scratch.attended_TZ.times(layer.out, scratch.added_TD)
         add_and_norm(
             rows.x_TD.numpy, scratch.added_TD.numpy, layer.out_bias_D, *_of(layer.post_norm), rows.hidden_TD.numpy
         )
@@ -200,11 +200,11 @@ class FusedAttention:
 
 def _mlp_rows(mlp: Mlp, rows: StepRows, scratch: ScratchRows) -> F32:
     """Rows of a dense MLP or of shared experts, without the bias of ``down``."""
-    gate_up_TF = scratch.gate_up_TF[mlp.gate_up_DF.shape[1]]
-    activated_TI = scratch.activated_TI[mlp.down_ID.shape[0]]
-    torch.mm(rows.hidden_TD.torch, mlp.gate_up_DF, out=gate_up_TF.torch)
+    gate_up_TF = scratch.gate_up_TF[mlp.gate_up.out_size]
+    activated_TI = scratch.activated_TI[mlp.down.in_size]
+    rows.hidden_TD.times(mlp.gate_up, gate_up_TF)
     silu_up(gate_up_TF.numpy, mlp.gate_up_bias_F, activated_TI.numpy)
-    torch.mm(activated_TI.torch, mlp.down_ID, out=scratch.added_TD.torch)
+    activated_TI.times(mlp.down, scratch.added_TD)
     return scratch.added_TD.numpy
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from afore.models.fused_product import Matrix, multiply
 from afore.models.fused_weights import FusedWeights
 
 F32 = npt.NDArray[np.float32]
@@ -44,6 +45,10 @@ class Both:
         array: F32 = np.zeros((rows, width), dtype=np.float32)
         with torch.inference_mode(False):  # a tensor made in that mode could only be written in it
             return cls(torch.from_numpy(array), array)
+
+    def times(self, matrix: Matrix, out: Both) -> None:
+        """out = self @ matrix.T."""
+        multiply(self.torch, self.numpy, matrix, out.torch, out.numpy)
 
     def first(self, rows: int) -> Both:
         """A view of the first rows."""
@@ -159,13 +164,13 @@ class BufferPool:
     def _new_scratch(self) -> ScratchRows:
         weights, rows = self._weights, self._rows
         spec, layer = weights.model.spec, weights.layers[0]
-        widths = {layer.mlp.gate_up_DF.shape[1] for layer in weights.layers if layer.mlp is not None}
+        widths = {layer.mlp.gate_up.out_size for layer in weights.layers if layer.mlp is not None}
         return ScratchRows(
-            qkv_TX=Both.of(rows, layer.qkv_DX.shape[1]),
-            attended_TZ=Both.of(rows, layer.out_ZD.shape[0]),
+            qkv_TX=Both.of(rows, layer.qkv.out_size),
+            attended_TZ=Both.of(rows, layer.out.in_size),
             added_TD=Both.of(rows, spec.hidden_size),
             logits_TE=Both.of(rows, spec.num_experts),
             gate_up_TF={width: Both.of(rows, width) for width in widths},
             activated_TI={width // 2: Both.of(rows, width // 2) for width in widths},
-            logits_TV=Both.of(rows, weights.head_DV.shape[1]),
+            logits_TV=Both.of(rows, weights.head.out_size),
         )

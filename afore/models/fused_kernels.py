@@ -13,6 +13,7 @@ from numba import njit, types
 
 from afore.models.fused_math import exp32, sigmoid32
 from afore.models.fused_paged import compile_paged
+from afore.models.fused_product import compile_product
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _LOWEST = np.float32(-np.inf)
@@ -187,6 +188,7 @@ def compile_fused_kernels() -> None:
     Called before forking, so that role processes share the code and compile nothing; idempotent.
     """
     compile_paged()
+    compile_product()
     if choose_experts.signatures:
         return
     rows, vector, ids = types.float32[:, ::1], types.float32[::1], types.int32[:, ::1]

@@ -17,6 +17,7 @@ from torch import nn
 from afore.models.families import Family, gated_shared_expert, no_shared_experts, summed_shared_experts
 from afore.models.fused_forms import GateForm, fused_form, why_not_fused
 from afore.models.fused_paged import NO_WINDOW
+from afore.models.fused_product import Matrix
 from afore.models.loading import LoadedModel
 
 F32 = npt.NDArray[np.float32]
@@ -37,9 +38,9 @@ class Norm:
 class Mlp:
     """down(silu(gate x) * up x), with gate and up side by side."""
 
-    gate_up_DF: torch.Tensor
+    gate_up: Matrix
     gate_up_bias_F: F32
-    down_ID: torch.Tensor
+    down: Matrix
     down_bias_D: F32
     gate_D: F32
     """Multiplies the result with sigmoid(gate · x); empty where nothing does."""
@@ -49,7 +50,7 @@ class Mlp:
 class Gate:
     """A router that the gate kernel computes."""
 
-    weight_DE: torch.Tensor
+    weight: Matrix
     bias_E: F32
     """Added to the scores for the choice alone; empty where there is none."""
     form: GateForm
@@ -57,16 +58,16 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer. Matrices are transposed views, [in, out]."""
+    """One decoder layer."""
 
     input_norm: Norm
-    qkv_DX: torch.Tensor
+    qkv: Matrix
     qkv_bias_X: F32
     q_norm: F32
     k_norm: F32
     qk_eps: np.float32
     scale: np.float32
-    out_ZD: torch.Tensor
+    out: Matrix
     out_bias_D: F32
     window: int
     post_norm: Norm
@@ -85,7 +86,7 @@ class FusedWeights:
     model: LoadedModel
     layers: tuple[Layer, ...]
     final_norm: Norm
-    head_DV: torch.Tensor
+    head: Matrix
     head_bias_V: F32
     embedding_VD: torch.Tensor
     rotary: Any
@@ -100,7 +101,7 @@ def take_weights(model: LoadedModel) -> FusedWeights:
     """Joins a float32 model's matrices; its modules keep working. The family must be capable (``why_not_fused``)."""
     config, family = model.module.config, model.family
     assert why_not_fused(family, config) is None, why_not_fused(family, config)
-    form, body, head = fused_form(family, config), model.module.model, model.module.lm_head
+    form, body, lm_head = fused_form(family, config), model.module.model, model.module.lm_head
     moe = frozenset(model.spec.moe_layers)
     windows = family.windows(config)
     with torch.no_grad():
@@ -112,11 +113,11 @@ def take_weights(model: LoadedModel) -> FusedWeights:
             model=model,
             layers=layers,
             final_norm=_norm(body.norm),
-            head_DV=head.weight.detach().t(),
-            head_bias_V=_vector(head.bias),
+            head=Matrix.of(lm_head.weight),
+            head_bias_V=_vector(lm_head.bias),
             embedding_VD=body.embed_tokens.weight.detach(),
             rotary=body.rotary_emb,
-            head_size=layers[0].qkv_DX.shape[1] // (config.num_attention_heads + 2 * config.num_key_value_heads),
+            head_size=layers[0].qkv.out_size // (config.num_attention_heads + 2 * config.num_key_value_heads),
             clip=np.float32(form.clip_qkv or 0.0),
             interleaved=form.interleaved_rotary,
         )
@@ -129,13 +130,13 @@ def _layer(family: Family, layer: Any, window: int | None, gate: GateForm | None
     q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     return Layer(
         input_norm=_norm(layer.get_submodule(family.input_norm)),
-        qkv_DX=_joined(projections).t(),
+        qkv=Matrix.of(_joined(projections)),
         qkv_bias_X=_joined_bias(projections),
         q_norm=NONE if q_norm is None else _vector(q_norm.weight),
         k_norm=NONE if k_norm is None else _vector(k_norm.weight),
         qk_eps=np.float32(0.0 if q_norm is None else q_norm.variance_epsilon),
         scale=np.float32(attention.scaling),
-        out_ZD=attention.o_proj.weight.detach().t(),
+        out=Matrix.of(attention.o_proj.weight),
         out_bias_D=_vector(attention.o_proj.bias),
         window=NO_WINDOW if window is None else int(window),
         post_norm=_norm(layer.get_submodule(family.post_norm)),
@@ -160,9 +161,9 @@ def _mlp_of(family: Family, mlp: Any, *, sparse: bool) -> Mlp | None:
 def _mlp(module: Any, gate_D: torch.Tensor | None = None) -> Mlp:
     joined = (module.gate_proj, module.up_proj)
     return Mlp(
-        gate_up_DF=_joined(joined).t(),
+        gate_up=Matrix.of(_joined(joined)),
         gate_up_bias_F=_joined_bias(joined),
-        down_ID=module.down_proj.weight.detach().t(),
+        down=Matrix.of(module.down_proj.weight),
         down_bias_D=_vector(module.down_proj.bias),
         gate_D=_vector(gate_D),
     )
@@ -174,7 +175,7 @@ def _gate(mlp: Any, form: GateForm) -> Gate:
         bias = getattr(mlp, "e_score_correction_bias", None)
     if bias is None and hasattr(mlp.gate, "moe_statics"):
         bias = mlp.gate.moe_statics.e_score_correction_bias
-    return Gate(mlp.gate.weight.detach().t(), _vector(None if bias is None else bias.reshape(-1)), form)
+    return Gate(Matrix.of(mlp.gate.weight), _vector(None if bias is None else bias.reshape(-1)), form)
 
 
 def _norm(module: Any) -> Norm:

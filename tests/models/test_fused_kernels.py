@@ -22,6 +22,7 @@ from afore.models.fused_kernels import (
 )
 from afore.models.fused_math import exp32, sigmoid32
 from afore.models.fused_paged import CHUNK, NO_WINDOW, paged_attention
+from afore.models.fused_product import few_rows
 
 F32 = npt.NDArray[np.float32]
 NONE = np.zeros(0, dtype=np.float32)
@@ -95,6 +96,15 @@ def test_norms_with_what_is_added_before(
     share = plain.sigmoid(hidden.astype(np.float64) @ gate)[:, None] if gated else 1.0
     assert_close(summed, x + added + share * shared)
     assert_close(out, plain.norm(summed, weight, bias, eps))
+
+
+@pytest.mark.slow
+@given(seeds, st.integers(1, 13), st.integers(1, 70), st.integers(1, 40))
+def test_products_of_few_rows(seed: int, rows: int, depth: int, wide: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, weight, out = normal(rng, rows, depth), normal(rng, wide, depth), np.empty((rows, wide), dtype=np.float32)
+    few_rows(x, weight, out)
+    np.testing.assert_allclose(out, x.astype(np.float64) @ weight.T.astype(np.float64), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
