@@ -17,13 +17,12 @@ Letters: T tokens, K experts per token, P pairs, S store rows, D hidden size, I 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 from numba import njit, types
 
 from afore.models.expert_form import SILU_GATED, Activation, ExpertForm
+from afore.models.fused_math import sigmoid32
 from afore.workers.device.base import F32, I32, Pairs
 from afore.workers.partition import compile_partition, partition
 
@@ -156,7 +155,7 @@ def compile_kernels() -> None:
     _grouped_mlp_formed.disable_compile()
 
 
-@njit(nogil=True, fastmath=_RELAXED)
+@njit(nogil=True, fastmath=_RELAXED, error_model="numpy")
 def _project(x_BD, count, weight_FD, out_BF):  # type: ignore[no-untyped-def]  # numba infers
     """out[b] = weight @ x[b] for b < count: two rows of x by four of weight at a time."""
     rows, depth = weight_FD.shape
@@ -199,16 +198,16 @@ def _project(x_BD, count, weight_FD, out_BF):  # type: ignore[no-untyped-def]  #
             out_BF[b, f] = a0
 
 
-@njit(nogil=True, fastmath=_RELAXED)
+@njit(nogil=True, fastmath=_RELAXED, error_model="numpy")
 def _swiglu(hidden_F, weight, out_I):  # type: ignore[no-untyped-def]  # numba infers
     """out = weight * silu(gate) * up."""
     size = out_I.shape[0]
     for i in range(size):
         gate = hidden_F[i]
-        out_I[i] = weight * hidden_F[size + i] * gate / (np.float32(1) + math.exp(-gate))
+        out_I[i] = weight * hidden_F[size + i] * gate * sigmoid32(gate)
 
 
-@njit(nogil=True, cache=True, fastmath=_RELAXED)
+@njit(nogil=True, cache=True, fastmath=_RELAXED, error_model="numpy")
 def _grouped_mlp(hidden_TD, weights_TK, token_P, k_P, start_S1, gate_up_SFD, down_SDI, out_TD):  # type: ignore[no-untyped-def]  # numba infers
     out_TD[:] = _ZERO
     hidden_size = hidden_TD.shape[1]
@@ -234,7 +233,7 @@ def _grouped_mlp(hidden_TD, weights_TK, token_P, k_P, start_S1, gate_up_SFD, dow
             first += count
 
 
-@njit(nogil=True, fastmath=_RELAXED)
+@njit(nogil=True, fastmath=_RELAXED, error_model="numpy")
 def _clamped(hidden_F, weight, alpha, limit, out_I):  # type: ignore[no-untyped-def]  # numba infers
     """out = weight * g * sigmoid(alpha * g) * (u + 1), g = min(gate, limit), u = up within ±limit. A NaN stays one."""
     size = out_I.shape[0]
@@ -242,10 +241,10 @@ def _clamped(hidden_F, weight, alpha, limit, out_I):  # type: ignore[no-untyped-
         gate, up = hidden_F[i], hidden_F[size + i]
         gate = limit if gate > limit else gate
         up = limit if up > limit else (-limit if up < -limit else up)
-        out_I[i] = weight * (up + np.float32(1)) * gate / (np.float32(1) + math.exp(-alpha * gate))
+        out_I[i] = weight * (up + np.float32(1)) * gate * sigmoid32(alpha * gate)
 
 
-@njit(nogil=True, cache=True, fastmath=_RELAXED)
+@njit(nogil=True, cache=True, fastmath=_RELAXED, error_model="numpy")
 def _grouped_mlp_formed(  # type: ignore[no-untyped-def]  # numba infers
     hidden_TD,
     weights_TK,
