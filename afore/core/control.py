@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from afore.core.config import RunConfig
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Raised with every change of a record or message; peers of different versions refuse each other."""
 
 # Membership: role -> hub
@@ -171,7 +171,10 @@ class StepAborted:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One token of a step: feed ``token`` at ``position`` of the request and sample the next."""
+    """One token of a step: feed ``token`` at ``position`` of the request and sample the next.
+
+    A position that begins a KV block takes one of the worker's free blocks: the engine has counted that there is one.
+    """
 
     request: int
     token: int
@@ -233,7 +236,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Engine -> attention: allocate KV blocks for ``tokens`` tokens of a request."""
+    """Engine -> attention: allocate KV blocks for the first ``tokens`` tokens of a request; the engine has counted them as free.
+
+    ``request`` is new with each admission here and in every message of the engine with attention and prefill workers: a request
+    that was preempted and comes again is another one to them.
+    """
 
     request: int
     tokens: int
@@ -244,23 +251,28 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Attention -> engine: the blocks, or none when there is no room now."""
+    """Attention -> engine: the blocks."""
 
     request: int
     blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Attention -> engine: since the last refusal blocks of released requests have come free, which somebody was still using."""
-
-
-@dataclass(frozen=True, slots=True)
 class Release:
-    """Engine -> attention: the request has ended. ``quarantine`` keeps its blocks until prefill says it is done with them."""
+    """Engine -> attention: the request has ended or is preempted."""
 
     request: int
     quarantine: bool
+    """Keep its blocks until prefill's bell."""
+    late: bool
+    """Somebody may still write into its blocks (prefill, or a cancelled step): say ``Freed`` when they are free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Attention -> engine: the blocks of a late release are free."""
+
+    request: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,22 +287,45 @@ class KvReady:
 
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
-    """Engine -> prefill: run the prompt, write its KV into these blocks of that attention worker, sample the first token."""
+    """Engine -> prefill: run the sequence, write its KV into these blocks of that attention worker, sample the next token."""
 
     request: int
     prompt: tuple[int, ...]
+    """Of a preempted request with the tokens that it has produced."""
     attention: int
     blocks: tuple[int, ...]
     sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True)
+class CancelPrefill:
+    """Engine -> prefill: nobody wants this sequence any more. One that is done already is no mistake."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """Prefill -> engine: ``tokens`` of the sequence are done, and there are more."""
+
+    request: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """Prefill -> engine: the first token; nothing more will be written for this request."""
+    """Prefill -> engine: the next token; nothing more will be written for this request."""
 
     request: int
     token: int
     logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStopped:
+    """Prefill -> engine: cancelled before its end; its bell has been rung, and nothing more will be written for this request."""
+
+    request: int
 
 
 # Client <-> engine
@@ -439,11 +474,14 @@ Message = (
     | CancelStep
     | Reserve
     | Reserved
-    | Room
     | Release
+    | Freed
     | KvReady
     | PrefillWork
+    | CancelPrefill
+    | PrefillProgress
     | PrefillDone
+    | PrefillStopped
     | Submit
     | Cancel
     | TokenOut
