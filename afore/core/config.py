@@ -67,7 +67,7 @@ class BatchOptions:
     """Tokens of a KV block."""
     max_waiting: int = 4096
     """Requests that may wait; more are refused."""
-    prefill_chunk_tokens: int = 256
+    prefill_chunk_tokens: int = 512
     """Tokens of a prompt that a prefill worker runs before it looks at others; 0 runs each prompt as a whole."""
 
     def __post_init__(self) -> None:

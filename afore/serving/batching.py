@@ -270,8 +270,8 @@ class Batcher:
         lacking.pop(request.number, None)
         older = sum(number < request.number for number in lacking)
         while self._ledger.free(worker) + self._coming(worker) <= older:
-            victim = max((r for r in self._seated.values() if self._can_go(r, worker)), key=_age, default=request)
-            if victim.number <= request.number:
+            victim = max((r for r in self._seated.values() if self._can_go(r, worker)), key=_age)
+            if victim is request:
                 break
             self._preempt(victim)
         if self._ledger.free(worker) > older:

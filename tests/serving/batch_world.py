@@ -291,6 +291,10 @@ class World:
                 assert all(0 <= tokens <= self.capacity for tokens in message.tokens_A)
             else:
                 self.queues[place].append(message)
+                if isinstance(message, control.Reserve):
+                    assert not self.batcher._lacking_A[place[1]], "admitted where somebody lacks a block"
+        numbers = [request.number for request in self.batcher._waiting]
+        assert numbers == sorted(numbers), "the line is in order of age"
 
     def _obey_attention(self, rank: int, message: control.Message) -> None:
         worker = self.workers_A[rank]
