@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from afore.core import control
 from afore.core.topology import ATTENTION, PREFILL, Topology
 from afore.serving.batching import Batcher
-from afore.serving.requests import Request, State
+from afore.serving.requests import NOWHERE, Request, State
 from tests.serving.batch_world import EOS, World, next_token, prescribed
 
 ENDS_AT_ONCE = next(p for p in ((a, b) for a in range(24) for b in range(24)) if next_token(p) == EOS)
@@ -251,3 +251,34 @@ def test_requests_are_spread_evenly(attention: int) -> None:
         seats[request.attention, request.microbatch] = seats.get((request.attention, request.microbatch), 0) + 1
     assert set(seats.values()) == {2}
     assert len(seats) == 2 * attention
+
+
+def test_a_free_block_is_the_oldests_who_lacks_one() -> None:
+    """The oldest lacks a block, the youngest gives one, and a third one whose step begins first needs it as well."""
+    world = World(Topology(attention=1, ffn=1, microbatches=2), blocks=5, block_tokens=8)
+    submit(world, "goes", prompt=(1,))
+    submit(world, "oldest", prompt=(1,) * 7, tokens=6)
+    world.cancel("goes")
+    submit(world, "middle", prompt=(2,) * 5, tokens=6)
+    submit(world, "youngest", prompt=(3,), tokens=6)
+    oldest, middle, youngest = world.batcher.live
+    assert [request.microbatch for request in world.batcher.live] == [1, 0, 0]
+    world.settle()
+    for _ in range(2):
+        world.finish((0, 0))
+        world.settle()
+    assert [request.length for request in (oldest, middle)] == [8, 8], "a block is full"
+    assert {request.state for request in world.batcher.live} == {State.RUNNING}
+    # From here on it is as if others held the rest.
+    rest = world.batcher._ledger.free(0)
+    world.batcher._ledger.take(0, rest)
+    world.finish((0, 1))
+    world.settle()
+    assert youngest.leaving
+    world.finish((0, 0))
+    world.settle()
+    assert [request.state for request in (oldest, middle, youngest)] == [State.RUNNING, State.READY, State.WAITING]
+    assert world.batcher.num_preemptions == 1
+    world.batcher._ledger.give_back(0, NOWHERE, rest, late=False)
+    world.run_out()
+    world.check_end({"goes"})
