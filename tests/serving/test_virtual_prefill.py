@@ -8,8 +8,9 @@ import random
 import pytest
 
 from afore.core.config import BatchOptions
+from afore.core.errors import RoleLost
 from afore.core.topology import Topology
-from afore.serving.virtual import Ask, run_emulated
+from afore.serving.virtual import Ask, Emulation, run_emulated
 from tests.serving.virtual_cases import FFN_BOUND, QUIET, SMALL, SPEC, prescribed
 
 pytestmark = pytest.mark.slow
@@ -21,12 +22,12 @@ PREFILL = dataclasses.replace(FFN_BOUND, name="ten microseconds a token", prefil
 EMULATION = dataclasses.replace(QUIET, record=True, profiles={"prefill": PREFILL})
 
 
-def first_tokens_us(asks: list[Ask], chunk: int) -> list[float]:
+def first_tokens_us(asks: list[Ask], chunk: int, emulation: Emulation = EMULATION) -> list[float]:
     """Time of each request's first token after its submission; checks all tokens."""
     topology = dataclasses.replace(SMALL.topology, prefill=1)
     batch = BatchOptions(max_num_seqs=12, block_tokens=16, kv_blocks=200, prefill_chunk_tokens=chunk)
     config = dataclasses.replace(SMALL, topology=topology, batch=batch)
-    run = run_emulated(config, asks, EMULATION)
+    run = run_emulated(config, asks, emulation)
     assert run.tokens == prescribed(asks, config)
     firsts = {r.args["request"]: r.start_ns for r in run.log.records("token", "client") if r.args["index"] == 0}
     began_ns = min(r.start_ns for r in run.log.records("prefill", "prefill"))
@@ -53,6 +54,16 @@ def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:
     asks = [ask(LONG, 2), *(ask(CHUNK - 1, 1, 1000.0 * n) for n in range(60))]
     chunked = first_tokens_us(asks, CHUNK)
     assert chunked[0] < 2.2 * LONG / CHUNK * CHUNK_US
+
+
+def test_the_deadline_of_a_prompt_is_for_each_chunk() -> None:
+    """A prompt that takes twice the deadline."""
+    token_us = 2 * SMALL.times.step_s * 1e6 / LONG
+    slow = dataclasses.replace(PREFILL, prefill_token_us=token_us)
+    emulation = dataclasses.replace(EMULATION, profiles={"prefill": slow})
+    assert first_tokens_us([ask(LONG, 1)], CHUNK, emulation)[0] > 1.9 * SMALL.times.step_s * 1e6
+    with pytest.raises(RoleLost, match=r"prefill-0.*the next chunk of a prompt has not come"):
+        first_tokens_us([ask(LONG, 1)], 0, emulation)
 
 
 @pytest.mark.parametrize("seed", range(6))
