@@ -4,7 +4,7 @@ A life: load all but the routed experts; per epoch register the exchange (input 
 scheduler and to every FFN worker; then serve until the hub says stop. Four loops run side by side, and at most M steps:
 
 - control: reservations and releases of KV blocks, steps and their cancellation;
-- room: blocks have come free that the engine was refused;
+- freed: blocks have come free that somebody was still writing into when they were released;
 - reply bells: an FFN worker has written its partial rows;
 - KV bells: a prefill worker has written the last byte of a request's blocks.
 """
@@ -148,15 +148,13 @@ class Epoch:
         self._pool = pool
         self._steps = steps
         self._freed = freed
-        self._free_when_refused: int | None = None
-        """Free blocks at the last refusal, until the engine is told that there are more."""
 
     async def serve(self) -> None:
         """Serves until the hub stops the cluster (``Stopped``) or something fails."""
         async with crew() as group:
             group.create_task(self._hear_replies(), name="reply bells")
             group.create_task(self._hear_prefill(), name="kv bells")
-            group.create_task(self._tell_room(), name="room")
+            group.create_task(self._tell_freed(), name="freed")
             while True:
                 await self._obey(await self._hub.receive(), group)
 
@@ -168,11 +166,10 @@ class Epoch:
                 self._steps.cancel(message)
             case control.Reserve():
                 blocks = self._pool.reserve(message.request, message.tokens, message.sampling, message.seen)
-                if not blocks:
-                    self._free_when_refused = self._pool.num_free
                 await self._hub.send(control.Reserved(message.request, blocks))
             case control.Release():
-                self._pool.release(message.request, quarantine=message.quarantine)
+                self._pool.release(message.request, quarantine=message.quarantine, late=message.late)
+                self._freed.set()
             case control.Watch():
                 pass  # whoever wants spans has them from the tracer
             case _:
@@ -185,14 +182,13 @@ class Epoch:
                 if reply.kind is BellKind.REPLY:
                     self._steps.replied(reply.microbatch, reply.rank)
 
-    async def _tell_room(self) -> None:
-        """The engine counts on every release that it has sent; these blocks were in use for longer, so it must be told."""
+    async def _tell_freed(self) -> None:
+        """The engine cannot know when prefill or a cancelled step has stopped writing, so it is told."""
         while True:
             await self._freed.wait()
             self._freed.clear()
-            if self._free_when_refused is not None and self._pool.num_free > self._free_when_refused:
-                self._free_when_refused = None
-                await self._hub.send(control.Room())
+            for request in self._pool.take_freed():
+                await self._hub.send(control.Freed(request))
 
     async def _hear_prefill(self) -> None:
         while True:

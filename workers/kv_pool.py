@@ -1,9 +1,11 @@
 """Which KV blocks of an attention worker belong to which request, as a pure state machine: no I/O, no clock.
 
-A request's blocks are *filling* from their reservation until prefill's notification has come, then *ready*. Two things keep the
-blocks of a released request out of use, because somebody may still write into them:
+A request's blocks are *filling* from their reservation until prefill's notification has come, then *ready*, and grow with the rows
+of its steps. Which request gets how many is the engine's business: it counts the free blocks, and this pool picks their numbers, so
+a block that is not free is a mistake of the engine's. Two things keep the blocks of a released request out of use, because somebody
+may still write into them; the engine marks such a release as late, and hears of its end:
 
-- quarantine: prefill has the work and its notification has not come (it always comes: prefill cannot be called back);
+- quarantine: prefill has the work and its notification has not come (it always comes, also from a prefill that was cancelled);
 - pins: a step that has a row of the request is still running, and writes the row's keys and values layer by layer.
 """
 
@@ -34,13 +36,15 @@ class KvState(enum.Enum):
 @dataclass(slots=True)
 class _Holding:
     request: int
-    blocks: tuple[int, ...]
+    blocks: list[int]
     chooser: Chooser
     lane: int
     """Row of the block table."""
     state: KvState = KvState.FILLING
     pins: int = 0
     released: bool = False
+    late: bool = False
+    """Released so that the engine must be told when the blocks are free."""
     awaits_prefill: bool = False
     """Released while prefill may still write."""
 
@@ -60,10 +64,11 @@ class KvPool:
         """Holdings whose notification is still to come, by ``bell``."""
         self._table_XB = np.zeros((8, 8), dtype=np.int32)
         self._free_lanes = list(range(7, -1, -1))
+        self._freed: list[int] = []
 
     @property
     def num_free(self) -> int:
-        """Blocks that a reservation can have now."""
+        """Blocks that nobody has."""
         return self._allocator.num_free
 
     @property
@@ -80,16 +85,15 @@ class KvPool:
         return [self._holdings[request].chooser for request in requests]
 
     def reserve(self, request: int, tokens: int, sampling: Sampling, seen: Sequence[int] = ()) -> tuple[int, ...]:
-        """Blocks for ``tokens`` tokens, or none of them when there is no room now. Raises ``WireError`` for one that has some."""
+        """Blocks for ``tokens`` tokens. Raises ``WireError`` for one that has some, and when so many are not free."""
         if request in self._holdings:
             raise WireError("hub", f"reserved blocks twice for request {request}")
         if tokens < 1:
             raise WireError("hub", f"reserved blocks for {tokens} tokens of request {request}")
         count = -(-tokens // self.block_tokens)
-        if count > self._allocator.num_free:
-            return ()
-        blocks = self._allocator.allocate(count)
-        holding = _Holding(request, blocks, Chooser(sampling, seen), self._take_lane(count))
+        blocks = self._take_blocks(request, count)
+        self._widen(count)
+        holding = _Holding(request, list(blocks), Chooser(sampling, seen), self._take_lane())
         self._table_XB[holding.lane, :count] = blocks
         self._holdings[request] = holding
         self._by_bell[bell(blocks)] = holding
@@ -106,26 +110,44 @@ class KvPool:
         self._free_if_unused(holding)
         return None
 
-    def release(self, request: int, *, quarantine: bool) -> None:
-        """The request has ended. One that holds nothing (there was no room for it) is no mistake."""
+    def release(self, request: int, *, quarantine: bool, late: bool = False) -> None:
+        """The request has gone. Raises ``WireError`` when it holds nothing, or blocks in use without being ``late``."""
         holding = self._holdings.get(request)
         if holding is None:
-            return
+            raise WireError("hub", f"released request {request}, which has no cache here")
         if holding.released:
             raise WireError("hub", f"released request {request} twice")
         holding.released = True
+        holding.late = late
         holding.awaits_prefill = quarantine
+        if holding.in_use and not late:
+            raise WireError("hub", f"released request {request} as if nobody could write into its blocks")
         self._allocator.quarantine(holding.blocks)
         self._free_if_unused(holding)
 
-    def pin(self, requests: Sequence[int]) -> None:
-        """A step begins that writes into these requests' blocks. Raises ``WireError`` unless all of them are ready."""
-        for request in requests:
+    def take_freed(self) -> list[int]:
+        """Late releases whose blocks have come free since the last call."""
+        freed, self._freed = self._freed, []
+        return freed
+
+    def pin(self, requests: Sequence[int], positions: Sequence[int]) -> None:
+        """A step begins that writes these positions of these requests; a position behind a request's last block takes another one.
+
+        Raises ``WireError`` unless all of them are ready, no position is further away than that, and blocks are free.
+        """
+        for request, position in zip(requests, positions, strict=True):
             holding = self._holdings.get(request)
             if holding is None or holding.released or holding.state is not KvState.READY:
                 raise WireError("hub", f"sent a step with request {request}, which has no cache here")
-        for request in requests:
-            self._holdings[request].pins += 1
+            if not 0 <= position // self.block_tokens <= len(holding.blocks):
+                raise WireError(
+                    "hub", f"sent a step with position {position} of request {request}, far from its others"
+                )
+        for request, position in zip(requests, positions, strict=True):
+            holding = self._holdings[request]
+            if position // self.block_tokens == len(holding.blocks):
+                self._grow(holding)
+            holding.pins += 1
 
     def unpin(self, requests: Iterable[int]) -> None:
         """The step that pinned them has ended."""
@@ -149,19 +171,36 @@ class KvPool:
         self._table_XB[holding.lane] = 0
         self._free_lanes.append(holding.lane)
         self._allocator.release(holding.blocks)
+        if holding.late:
+            self._freed.append(holding.request)
 
-    def _take_lane(self, num_blocks: int) -> int:
+    def _take_blocks(self, request: int, count: int) -> tuple[int, ...]:
+        if count > self._allocator.num_free:
+            raise WireError("hub", f"gave request {request} {count} blocks where {self._allocator.num_free} are free")
+        return self._allocator.allocate(count)
+
+    def _grow(self, holding: _Holding) -> None:
+        (block,) = self._take_blocks(holding.request, 1)
+        self._widen(len(holding.blocks) + 1)
+        self._table_XB[holding.lane, len(holding.blocks)] = block
+        holding.blocks.append(block)
+
+    def _take_lane(self) -> int:
         lanes, width = self._table_XB.shape
-        if num_blocks > width or not self._free_lanes:
-            grown = (
-                lanes if self._free_lanes else 2 * lanes,
-                max(width, 2 * num_blocks if num_blocks > width else width),
-            )
-            table_XB = np.zeros(grown, dtype=np.int32)
-            table_XB[:lanes, :width] = self._table_XB
-            self._table_XB = table_XB
-            self._free_lanes.extend(range(grown[0] - 1, lanes - 1, -1))
+        if not self._free_lanes:
+            self._resize(2 * lanes, width)
+            self._free_lanes.extend(range(2 * lanes - 1, lanes - 1, -1))
         return self._free_lanes.pop()
+
+    def _widen(self, num_blocks: int) -> None:
+        lanes, width = self._table_XB.shape
+        if num_blocks > width:
+            self._resize(lanes, 2 * num_blocks)
+
+    def _resize(self, lanes: int, width: int) -> None:
+        table_XB = np.zeros((lanes, width), dtype=np.int32)
+        table_XB[: self._table_XB.shape[0], : self._table_XB.shape[1]] = self._table_XB
+        self._table_XB = table_XB
 
 
 def bell(blocks: Sequence[int]) -> int:

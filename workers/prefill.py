@@ -1,7 +1,9 @@
-"""The prefill role: the whole model on one prompt at a time, its KV blocks written one-sided into the attention worker's storage.
+"""The prefill role: the whole model on one chunk of a prompt at a time, its KV written one-sided to the attention worker.
 
-Prompts run first in, first out. The model runs in the event loop (see ``compute``); messages are taken between prompts. The last
-write of a prompt carries the request's bell: writes of one link arrive in order, so whoever hears it has all of them.
+``prompt_line`` says whose chunk is next. The model runs in the event loop (see ``compute``); messages are taken between chunks. A
+chunk's keys and values are written as soon as it has run; the last write of a prompt carries the request's bell: writes of one link
+arrive in order, so whoever hears it has all of them. A prompt that is cancelled runs no further chunk, and its bell is rung with
+nothing, so that its blocks come out of quarantine.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from afore.core import control
 from afore.core.config import RunConfig
 from afore.core.errors import WireError
 from afore.core.topology import ATTENTION
-from afore.models.prefill import Prefilled, PrefillModel
+from afore.models.prefill import PrefillModel
 from afore.transport import bells
 from afore.transport.api import Lane, Link, RegionKey
 from afore.transport.session import HUB, Directory, RoleContext
@@ -25,6 +27,7 @@ from afore.workers.crew import crew, reporting
 from afore.workers.device.base import Work
 from afore.workers.kv_layout import kv_layout
 from afore.workers.kv_pool import bell
+from afore.workers.prompt_line import Prompt, PromptLine
 
 
 class PrefillWeights(Protocol):
@@ -73,7 +76,10 @@ class Epoch:
         self._layout = kv_layout(ctx.config, model.spec)
         self._doors_A = doors
         """Data lane to each attention worker, and the key of its KV storage."""
-        self._prompts: asyncio.Queue[control.PrefillWork] = asyncio.Queue()
+        self._line = PromptLine(ctx.config.batch.prefill_chunk_tokens)
+        self._cancelled: list[int] = []
+        """Requests that nobody wants; acted on between chunks, so that all writes are one task's."""
+        self._news = asyncio.Event()
 
     @classmethod
     async def connect(cls, ctx: RoleContext, compute: Compute, model: PrefillModel, directory: Directory) -> Epoch:
@@ -90,33 +96,56 @@ class Epoch:
             group.create_task(self._run_prompts(), name="prompts")
             while True:
                 message = await self._ctx.hub.receive()
-                if isinstance(message, control.PrefillWork):
-                    self._prompts.put_nowait(message)
-                elif not isinstance(message, control.Watch):
-                    raise WireError(HUB, f"sent {type(message).__name__}, which a prefill worker cannot serve")
+                match message:
+                    case control.PrefillWork():
+                        self._line.add(message)
+                    case control.CancelPrefill():
+                        self._cancelled.append(message.request)
+                    case control.Watch():
+                        continue  # whoever wants spans has them from the tracer
+                    case _:
+                        raise WireError(HUB, f"sent {type(message).__name__}, which a prefill worker cannot serve")
+                self._news.set()
 
     async def _run_prompts(self) -> None:
         while True:
-            work = await self._prompts.get()
-            length = len(work.prompt)
-            prefilled = await self._compute.run(
-                Work("prefill", None, tokens=length, context=length * (length + 1) // 2),
-                partial(self._model.run, work.prompt),
-                "prefill",
-            )
-            await self._write_blocks(work, prefilled)
-            chooser = Chooser(work.sampling, work.prompt)
-            token = chooser.token(prefilled.logits_V, position=length)
-            logprobs = chooser.logprobs(prefilled.logits_V, token)
-            await self._ctx.hub.send(control.PrefillDone(work.request, token, logprobs))
+            await self._stop_cancelled()
+            turn = self._line.next()
+            if turn is None:
+                self._news.clear()
+                await self._news.wait()
+                continue
+            await self._run_chunk(*turn)
             # With prompts waiting nothing above need ever suspend, and messages would wait until the last of them.
             await asyncio.sleep(0)
 
-    async def _write_blocks(self, work: control.PrefillWork, prefilled: Prefilled) -> None:
+    async def _run_chunk(self, prompt: Prompt, tokens: tuple[int, ...]) -> None:
+        work, end = prompt.work, prompt.done
+        if prompt.state is None:
+            prompt.state = self._model.start()
+        context = sum(range(end - len(tokens) + 1, end + 1))
+        prefilled = await self._compute.run(
+            Work("prefill", None, tokens=len(tokens), context=context), partial(prompt.state.feed, tokens), "prefill"
+        )
+        await self._write(work, prefilled.pack(self._layout, work.blocks), last=not prompt.left)
+        if prompt.left:
+            await self._ctx.hub.send(control.PrefillProgress(work.request, end))
+            return
+        chooser = Chooser(work.sampling, work.prompt)
+        token = chooser.token(prefilled.logits_V, position=end)
+        await self._ctx.hub.send(control.PrefillDone(work.request, token, chooser.logprobs(prefilled.logits_V, token)))
+
+    async def _stop_cancelled(self) -> None:
+        while self._cancelled:
+            prompt = self._line.drop(self._cancelled.pop())
+            if prompt is None:
+                continue  # it was done before the message came
+            await self._write(prompt.work, [(0, memoryview(b""))], last=True)
+            await self._ctx.hub.send(control.PrefillStopped(prompt.work.request))
+
+    async def _write(self, work: control.PrefillWork, writes: list[tuple[int, memoryview]], *, last: bool) -> None:
         link, key = self._doors_A[work.attention]
-        writes = prefilled.pack(self._layout, work.blocks)
         timeout_us = self._ctx.config.times.control_s * 1e6
-        for offset, data in writes[:-1]:
-            await link.write(key, offset, data, timeout_us=timeout_us)
-        offset, data = writes[-1]
-        await link.write(key, offset, data, notify=bells.KV(bell(work.blocks)), timeout_us=timeout_us)
+        for index, (offset, data) in enumerate(writes, start=1):
+            notify = bells.KV(bell(work.blocks)) if last and index == len(writes) else None
+            await link.write(key, offset, data, notify=notify, timeout_us=timeout_us)

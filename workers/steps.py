@@ -115,7 +115,7 @@ class Steps:
             )
         previous = self._tasks.get(work.microbatch)
         flight = self._flights[work.microbatch] = _Flight(work)
-        self._pool.pin(_requests(work))
+        self._pool.pin(_requests(work), [row.position for row in work.rows])
         name = f"step m{work.microbatch} s{work.step}"
         self._tasks[work.microbatch] = group.create_task(self._run(flight, previous), name=name)
 
@@ -139,17 +139,19 @@ class Steps:
     async def _run(self, flight: _Flight, previous: asyncio.Task[None] | None) -> None:
         work = flight.work
         try:
-            if previous is not None and not previous.done():
-                await asyncio.wait({previous})
-            tokens_T, logprobs_T = await self._forward(flight)
-            del self._flights[work.microbatch]
-            await self._report(control.StepDone(work.microbatch, work.step, tokens_T, logprobs_T))
+            try:
+                if previous is not None and not previous.done():
+                    await asyncio.wait({previous})
+                tokens_T, logprobs_T = await self._forward(flight)
+            finally:
+                # Before the report: with it the engine takes the blocks for free of this step.
+                self._pool.unpin(_requests(work))
+                self._unpinned()
+                if self._flights.get(work.microbatch) is flight:
+                    del self._flights[work.microbatch]
         except GivenUp:
-            if self._flights.get(work.microbatch) is flight:
-                del self._flights[work.microbatch]
-        finally:
-            self._pool.unpin(_requests(work))
-            self._unpinned()
+            return
+        await self._report(control.StepDone(work.microbatch, work.step, tokens_T, logprobs_T))
 
     async def _forward(self, flight: _Flight) -> Chosen:
         model, run = self._model, self._compute.run

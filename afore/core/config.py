@@ -67,8 +67,11 @@ class BatchOptions:
     """Tokens of a KV block."""
     max_waiting: int = 4096
     """Requests that may wait; more are refused."""
+    prefill_chunk_tokens: int = 512
+    """Tokens of a prompt that a prefill worker runs before it looks at others; 0 runs each prompt as a whole."""
 
     def __post_init__(self) -> None:
+        _at_least("batch", 0, prefill_chunk_tokens=self.prefill_chunk_tokens)
         _at_least(
             "batch",
             1,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from afore.core.config import RunConfig
 from afore.core.record import record
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Raised with every change of a record or message; peers of different versions refuse each other."""
 
 # Membership: role -> hub
@@ -170,7 +170,10 @@ class StepAborted:
 
 @record
 class Row:
-    """One token of a step: feed ``token`` at ``position`` of the request and sample the next."""
+    """One token of a step: feed ``token`` at ``position`` of the request and sample the next.
+
+    A position that begins a KV block takes one of the worker's free blocks: the engine has counted that there is one.
+    """
 
     request: int
     token: int
@@ -232,7 +235,11 @@ class Sampling:
 
 @record
 class Reserve:
-    """Engine -> attention: allocate KV blocks for ``tokens`` tokens of a request."""
+    """Engine -> attention: allocate KV blocks for the first ``tokens`` tokens of a request; the engine has counted them as free.
+
+    ``request`` is new with each admission here and in every message of the engine with attention and prefill workers: a request
+    that was preempted and comes again is another one to them.
+    """
 
     request: int
     tokens: int
@@ -243,23 +250,28 @@ class Reserve:
 
 @record
 class Reserved:
-    """Attention -> engine: the blocks, or none when there is no room now."""
+    """Attention -> engine: the blocks."""
 
     request: int
     blocks: tuple[int, ...]
 
 
 @record
-class Room:
-    """Attention -> engine: since the last refusal blocks of released requests have come free, which somebody was still using."""
-
-
-@record
 class Release:
-    """Engine -> attention: the request has ended. ``quarantine`` keeps its blocks until prefill says it is done with them."""
+    """Engine -> attention: the request has ended or is preempted."""
 
     request: int
     quarantine: bool
+    """Keep its blocks until prefill's bell."""
+    late: bool
+    """Somebody may still write into its blocks (prefill, or a cancelled step): say ``Freed`` when they are free."""
+
+
+@record
+class Freed:
+    """Attention -> engine: the blocks of a late release are free."""
+
+    request: int
 
 
 @record
@@ -274,22 +286,45 @@ class KvReady:
 
 @record
 class PrefillWork:
-    """Engine -> prefill: run the prompt, write its KV into these blocks of that attention worker, sample the first token."""
+    """Engine -> prefill: run the sequence, write its KV into these blocks of that attention worker, sample the next token."""
 
     request: int
     prompt: tuple[int, ...]
+    """Of a preempted request with the tokens that it has produced."""
     attention: int
     blocks: tuple[int, ...]
     sampling: Sampling
 
 
 @record
+class CancelPrefill:
+    """Engine -> prefill: nobody wants this sequence any more. One that is done already is no mistake."""
+
+    request: int
+
+
+@record
+class PrefillProgress:
+    """Prefill -> engine: ``tokens`` of the sequence are done, and there are more."""
+
+    request: int
+    tokens: int
+
+
+@record
 class PrefillDone:
-    """Prefill -> engine: the first token; nothing more will be written for this request."""
+    """Prefill -> engine: the next token; nothing more will be written for this request."""
 
     request: int
     token: int
     logprobs: TokenLogprobs | None = None
+
+
+@record
+class PrefillStopped:
+    """Prefill -> engine: cancelled before its end; its bell has been rung, and nothing more will be written for this request."""
+
+    request: int
 
 
 # Client <-> engine
@@ -438,11 +473,14 @@ Message = (
     | CancelStep
     | Reserve
     | Reserved
-    | Room
     | Release
+    | Freed
     | KvReady
     | PrefillWork
+    | CancelPrefill
+    | PrefillProgress
     | PrefillDone
+    | PrefillStopped
     | Submit
     | Cancel
     | TokenOut

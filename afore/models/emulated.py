@@ -193,13 +193,30 @@ class EmulatedPrefill:
     def spec(self) -> ModelSpec:
         return self._spec
 
+    def start(self) -> EmulatedPrefillRun:
+        return EmulatedPrefillRun(self._spec, self._seed)
+
     def run(self, token_ids: Sequence[int]) -> Prefilled:
-        assert len(token_ids) >= 1, "an empty prompt"
-        tags_LPn = _sequence_tags(self._spec, self._seed, token_ids)
+        return self.start().feed(token_ids)
+
+
+class EmulatedPrefillRun:
+    """``PrefillRun`` that remembers the sum of what it has cached."""
+
+    def __init__(self, spec: ModelSpec, seed: int) -> None:
+        self._spec, self._seed = spec, seed
+        self._length = self._cached = 0
+
+    def feed(self, token_ids: Sequence[int]) -> Prefilled:
+        assert len(token_ids) >= 1, "an empty chunk"
+        start = self._length
+        tags_LPn = _sequence_tags(self._spec, self._seed, token_ids, start)
+        self._length += len(token_ids)
+        self._cached += int(tags_LPn.sum(dtype=np.float64))
         layers = tuple((_as_states(tags[KEYS]), _as_states(tags[VALUES])) for tags in tags_LPn)
         logits_V = np.zeros(self._spec.vocab_size, dtype=np.float32)
-        logits_V[_next_token(self._spec, self._seed, int(tags_LPn.sum(dtype=np.float64)), len(token_ids) - 1)] = 1.0
-        return Prefilled(logits_V, layers)
+        logits_V[_next_token(self._spec, self._seed, self._cached, self._length - 1)] = 1.0
+        return Prefilled(logits_V, layers, start)
 
 
 def emulated_tokens(spec: ModelSpec, prompt_ids: Sequence[int], max_new_tokens: int, *, seed: int = 0) -> list[int]:
@@ -268,9 +285,10 @@ def _cache_tags(seed: int, layer: int, part: int, token_ids_T: I64, positions_T:
     return tags_T
 
 
-def _sequence_tags(spec: ModelSpec, seed: int, token_ids: Sequence[int]) -> F32:
-    """All that a sequence has cached: [layers, parts, n]."""
-    ids_n, positions_n = np.asarray(token_ids, dtype=np.int64), np.arange(len(token_ids), dtype=np.int64)
+def _sequence_tags(spec: ModelSpec, seed: int, token_ids: Sequence[int], start: int = 0) -> F32:
+    """All that n tokens from position ``start`` have cached: [layers, parts, n]."""
+    ids_n = np.asarray(token_ids, dtype=np.int64)
+    positions_n = np.arange(start, start + len(token_ids), dtype=np.int64)
     layers = range(spec.num_layers)
     return np.stack([[_cache_tags(seed, l, p, ids_n, positions_n) for p in (KEYS, VALUES)] for l in layers])
 

@@ -127,15 +127,21 @@ class KVStorage:
         self._flat[offset : offset + len(data)] = torch.frombuffer(data, dtype=torch.uint8)
 
 
-def pack_blocks(layout: KVLayout, layers: Sequence[LayerKV], blocks: Sequence[int]) -> list[tuple[int, memoryview]]:
-    """What to write where, so that a sequence's keys and values [heads, n, dim] of all layers lie in ``blocks``.
+def pack_blocks(
+    layout: KVLayout, layers: Sequence[LayerKV], blocks: Sequence[int], start: int = 0
+) -> list[tuple[int, memoryview]]:
+    """What to write where, so that keys and values [heads, n, dim] of all layers lie in a sequence's ``blocks``, from ``start`` on.
 
     Returns (byte offset, bytes) pairs; blocks that lie side by side are written as one. Only the n tokens' bytes are written.
     """
     assert len(layers) == layout.num_layers, f"{len(layers)} layers for a cache of {layout.num_layers}"
     tokens = layers[0][0].shape[1]
-    assert len(blocks) >= layout.blocks_for(tokens), f"{len(blocks)} blocks for {tokens} tokens"
-    runs = _adjacent(blocks[: layout.blocks_for(tokens)])
+    end = start + tokens
+    assert len(blocks) >= layout.blocks_for(end), f"{len(blocks)} blocks for {end} tokens"
+    first = start // layout.block_tokens
+    # Tokens of the first block that lie before ``start``: the bytes there are somebody's already.
+    before = start - first * layout.block_tokens
+    runs = _adjacent(blocks[first : layout.blocks_for(end)])
     writes: list[tuple[int, memoryview]] = []
     for layer, parts in enumerate(layers):
         for part, tensor in enumerate(parts):
@@ -144,10 +150,12 @@ def pack_blocks(layout: KVLayout, layers: Sequence[LayerKV], blocks: Sequence[in
             assert count == tokens, f"layer {layer} holds {count} tokens, layer 0 {tokens}"
             rows = tensor.transpose(0, 1).to(layout.torch_dtype).contiguous().view(tokens, -1)
             data = rows.view(torch.uint8).numpy().data.cast("B")
-            for first, length, block in runs:
-                start = first * layout.block_nbytes(part)
-                end = min(start + length * layout.block_nbytes(part), len(data))
-                writes.append((layout.block_offset(layer, block, part), data[start:end]))
+            skipped = before * layout.row_nbytes(part)
+            for index, length, block in runs:
+                from_byte = max(index * layout.block_nbytes(part) - skipped, 0)
+                to_byte = min((index + length) * layout.block_nbytes(part) - skipped, len(data))
+                offset = layout.block_offset(layer, block, part) + (skipped if index == 0 else 0)
+                writes.append((offset, data[from_byte:to_byte]))
     return writes
 
 

@@ -4,115 +4,72 @@ Events in, (destination, message) pairs out; no I/O, no clock. M microbatches ru
 requests spread over the attention workers; requests join and leave at their microbatch's step boundary. A worker without rows
 takes no part in a step.
 
-A request's life: waiting → reserving (KV blocks on its attention worker) → prefilling → ready → running → ended. It joins only
-when its first token *and* its KV have arrived, and never if the first token ends it. Should it end while prefill's writes may be
+A request's life: waiting → reserving (KV blocks on its attention worker) → prefilling → ready ⇄ running → ended. It joins only
+when its first token *and* its KV have arrived, and never if the first token ends it. Should it leave while prefill's writes may be
 under way, its attention worker keeps the blocks in quarantine until they have landed; while a step may still write, until that
 step's end.
+
+KV blocks are counted here (see ``kv_ledger``), since here it is decided who gets them. A request holds blocks for the tokens that
+it has, and takes one more when a step's row needs it. Where none is free, the youngest request of that worker is preempted: its
+blocks are released, it goes back into the waiting line, and is later prefilled over its prompt and its tokens. It keeps its age.
+
+- Only younger requests are preempted for a request; one that finds none waits, with its blocks, for what comes free. Free blocks
+  go to the oldest of those who lack one, and a worker where anyone lacks one admits nobody. So the oldest request of a worker never
+  loses a block and always gets its next: it ends (each request fits a worker's cache alone, which the engine checks), and then the
+  next is the oldest.
+- Each preemption pays for a block that somebody older takes, and each request takes each block by growth only once (coming back, it
+  is given blocks for all it has). So there are never more preemptions than blocks grown.
+- The line is in order of age, and its first is admitted first: nobody overtakes a request that waits for a large number of blocks.
 """
 
 from __future__ import annotations
 
-import enum
-from collections import deque
-from dataclasses import dataclass, field
+import bisect
+from functools import partial
 
 from afore.core import control
 from afore.core.topology import ATTENTION, PREFILL, SCHEDULER, Topology
+from afore.serving.kv_ledger import KvLedger
+from afore.serving.requests import NOWHERE, Microbatch, Request, State, Step
+from afore.serving.seats import Seats
 from afore.serving.spelling import Spelling
 
 CLIENT = "client"
 Destination = tuple[str, int]
 
 
-class State(enum.Enum):
-    """Where a request is."""
-
-    WAITING = "waiting"
-    RESERVING = "reserving"
-    PREFILLING = "prefilling"
-    READY = "ready"
-    RUNNING = "running"
-    ENDED = "ended"
-
-
-@dataclass(slots=True)
-class Request:
-    """One request inside the engine."""
-
-    number: int
-    """Unique in this engine."""
-    client: int
-    name: str
-    """The client's own name for it."""
-    prompt: tuple[int, ...]
-    max_new_tokens: int
-    ignore_eos: bool
-    sampling: control.Sampling
-    spelling: Spelling | None = None
-    """Its text so far; none for a model that has no tokenizer."""
-    state: State = State.WAITING
-    attention: int = -1
-    microbatch: int = -1
-    prefill: int = -1
-    produced: list[int] = field(default_factory=list)
-    kv_ready: bool = False
-    prefill_done: bool = False
-    blocks: int = 0
-    """KV blocks that it holds."""
-    asked_after: int = 0
-    """Releases that its attention worker had been sent when it was asked for blocks."""
-
-    @property
-    def seen(self) -> tuple[int, ...]:
-        """Distinct tokens of the sequence so far, where the sampling wants to know them."""
-        return tuple({*self.prompt, *self.produced}) if self.sampling.repetition_penalty != 1.0 else ()
-
-    @property
-    def tokens_reserved(self) -> int:
-        """Positions that its KV blocks must hold: the last sampled token is never fed."""
-        return len(self.prompt) + max(self.max_new_tokens - 1, 0)
-
-
-@dataclass(slots=True)
-class Step:
-    """A step in flight."""
-
-    step: int
-    rows_A: dict[int, list[Request]]
-    """Requests of each participating attention worker, in row order."""
-    waiting_for: set[int]
-    ending: list[Request] = field(default_factory=list)
-    """Cancelled in mid-step: released when their worker has finished the step."""
-
-
-@dataclass(slots=True)
-class Microbatch:
-    """One of the M microbatches."""
-
-    number: int
-    next_step: int = 0
-    requests: list[Request] = field(default_factory=list)
-    flight: Step | None = None
-
-
 class Batcher:
     """The engine's state machine. ``drain`` returns what to send since the last call, in order."""
 
-    def __init__(self, topology: Topology, *, max_tokens_per_worker: int, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        max_tokens_per_worker: int,
+        kv_blocks: int,
+        block_tokens: int,
+        eos_ids: frozenset[int],
+    ) -> None:
+        """``kv_blocks``: those of each attention worker; no request may need more than these."""
         self._topology = topology
         self._eos_ids = eos_ids
-        self._capacity = max_tokens_per_worker
         self._microbatches = [Microbatch(number) for number in range(topology.microbatches)]
-        self._waiting: deque[Request] = deque()
+        self._waiting: list[Request] = []
+        """Oldest first."""
         self._requests: dict[int, Request] = {}
-        self._seats_AM = [[0] * topology.microbatches for _ in range(topology.attention)]
-        """Requests that hold a seat of (attention worker, microbatch), from admission to their end."""
-        self._no_room: set[int] = set()
-        """Attention workers that refused a reservation; asked again once one of their requests ends, or they say ``Room``."""
-        self._releases_A = [0] * topology.attention
+        self._seated: dict[int, Request] = {}
+        """By ticket."""
+        self._seats = Seats(topology.attention, topology.microbatches, capacity=max_tokens_per_worker)
+        self._ledger = KvLedger(topology.attention, blocks=kv_blocks, block_tokens=block_tokens)
+        self._lacking_A: list[dict[int, Request]] = [{} for _ in range(topology.attention)]
+        """Requests that sit out steps because they lack a block, by number."""
         self._next_number = 0
+        self._next_ticket = 0
         self._next_prefill = 0
+        self._came_free = False
         self._out: list[tuple[Destination, control.Message]] = []
+        self.num_preemptions = 0
+        """Since the start."""
 
     @property
     def live(self) -> list[Request]:
@@ -121,17 +78,17 @@ class Batcher:
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a seat yet."""
+        """Requests without a seat: new ones and preempted ones."""
         return len(self._waiting)
 
     @property
     def blocks_held(self) -> int:
         """KV blocks that requests hold, over all attention workers."""
-        return sum(request.blocks for request in self._requests.values())
+        return sum(request.blocks for request in self._seated.values())
 
-    def find(self, number: int) -> Request | None:
-        """The request of that number, if it has not ended."""
-        return self._requests.get(number)
+    def find(self, ticket: int) -> Request | None:
+        """The request that the roles know by that number now."""
+        return self._seated.get(ticket)
 
     def waiting_for(self, microbatch: int, step: int) -> tuple[int, ...]:
         """Attention workers whose report of that step is still out; none when the step is over."""
@@ -146,7 +103,7 @@ class Batcher:
     # Events
 
     def submit(self, client: int, submit: control.Submit, spelling: Spelling | None = None) -> Request:
-        """A new request; it is admitted at once when a seat is free."""
+        """A new request; it is admitted at once when a seat and blocks are free."""
         request = Request(
             number=self._next_number,
             client=client,
@@ -160,57 +117,45 @@ class Batcher:
         self._next_number += 1
         self._requests[request.number] = request
         self._waiting.append(request)
-        self._admit()
+        self._settle()
         return request
 
     def reserved(self, attention: int, reserved: control.Reserved) -> None:
-        """Blocks came (or none): prefill starts, or the request waits for another one's end."""
-        request = self._requests.get(reserved.request)
+        """Blocks came: prefill starts."""
+        request = self._seated.get(reserved.request)
         if request is None or request.state is not State.RESERVING:
             return
-        if not reserved.blocks:
-            # What was released while the refusal was under way may be room enough: then nothing else would bring us back here.
-            if self._releases_A[attention] == request.asked_after:
-                self._no_room.add(attention)
-            self._seats_AM[request.attention][request.microbatch] -= 1
-            request.state = State.WAITING
-            request.attention = request.microbatch = -1
-            self._waiting.appendleft(request)
-            self._admit()
-            return
         request.state = State.PREFILLING
-        request.blocks = len(reserved.blocks)
         request.prefill = self._next_prefill
         self._next_prefill = (self._next_prefill + 1) % self._topology.prefill
-        self._out.append(
-            (
-                (PREFILL, request.prefill),
-                control.PrefillWork(
-                    request.number, request.prompt, request.attention, reserved.blocks, request.sampling
-                ),
-            )
+        self._send(
+            PREFILL,
+            request.prefill,
+            control.PrefillWork(request.ticket, request.tokens, attention, reserved.blocks, request.sampling),
         )
 
-    def room(self, attention: int) -> None:
-        """Blocks of an earlier release have come free only now: who was refused may ask again."""
-        self._no_room.discard(attention)
-        self._admit()
+    def freed(self, attention: int, freed: control.Freed) -> None:
+        """Blocks that somebody might still have written into are free."""
+        if self._ledger.freed(attention, freed.request):
+            self._settle()
 
     def prefill_done(self, done: control.PrefillDone) -> None:
-        """The first token: it goes out at once; the request joins when its KV has come too."""
-        request = self._requests.get(done.request)
-        if request is None:
+        """The next token: it goes out at once; the request joins when its KV has come too."""
+        request = self._seated.get(done.request)
+        if request is None or request.state is not State.PREFILLING:
             return
         request.prefill_done = True
-        if self._take_token(request, done.token, done.logprobs):
-            self._join_if_complete(request)
+        self._take_token(request, done.token, done.logprobs)
+        self._join_if_complete(request)
+        self._settle()
 
     def kv_ready(self, ready: control.KvReady) -> None:
         """The request's KV is on its attention worker."""
-        request = self._requests.get(ready.request)
-        if request is not None and request.state is not State.ENDED:
+        request = self._seated.get(ready.request)
+        if request is not None and request.state is State.PREFILLING:
             request.kv_ready = True
             self._join_if_complete(request)
+            self._settle()
 
     def step_done(self, attention: int, done: control.StepDone) -> None:
         """An attention worker's tokens of a step; with the last participant's the next step begins."""
@@ -219,15 +164,17 @@ class Batcher:
         if flight is None or flight.step != done.step or attention not in flight.waiting_for:
             return
         flight.waiting_for.discard(attention)
-        self._release_ending(flight, {attention})
         requests = flight.rows_A[attention]
         logprobs_T = done.logprobs or (None,) * len(requests)
         for request, token, logprobs in zip(requests, done.tokens, logprobs_T, strict=True):
-            if request.state is State.RUNNING:
+            request.cancelled_step = False
+            if self._step_is_over(request):
                 self._take_token(request, token, logprobs)
+        for request in requests:
+            self._leave_if_due(request)
         if not flight.waiting_for:
             microbatch.flight = None
-            self._start_step(microbatch)
+        self._settle()
 
     def step_aborted(self, aborted: control.StepAborted) -> None:
         """The step lost a target: its participants give it up and the rows come again under a new step number."""
@@ -236,130 +183,186 @@ class Batcher:
         if flight is None or flight.step != aborted.step:
             return
         microbatch.flight = None
-        for attention in flight.rows_A:
-            self._out.append(((ATTENTION, attention), control.CancelStep(aborted.microbatch, aborted.step)))
-        self._release_ending(flight, set(flight.rows_A))
-        self._start_step(microbatch)
+        for attention, requests in flight.rows_A.items():
+            self._send(ATTENTION, attention, control.CancelStep(aborted.microbatch, aborted.step))
+            if attention in flight.waiting_for:
+                for request in requests:
+                    request.cancelled_step = True
+                    self._step_is_over(request)
+                    self._leave_if_due(request)
+        self._settle()
 
     def cancel(self, client: int, name: str) -> None:
         """Nobody waits for the request any more; it leaves at its step boundary."""
-        for request in list(self._requests.values()):
-            if request.client == client and request.name == name and request.state is not State.ENDED:
-                self._end(request)
+        self._end_all([r for r in self._requests.values() if r.client == client and r.name == name])
 
     def cancel_client(self, client: int) -> None:
         """A client is gone with all of its requests."""
-        for request in list(self._requests.values()):
-            if request.client == client and request.state is not State.ENDED:
-                self._end(request)
+        self._end_all([r for r in self._requests.values() if r.client == client])
 
-    # Transitions
+    # What follows from events
+
+    def _settle(self) -> None:
+        """Begins the steps that can begin, then admits whom there is room for; again while blocks come free by that."""
+        self._came_free = True
+        while self._came_free:
+            self._came_free = False
+            for microbatch in self._microbatches:
+                if microbatch.flight is None and microbatch.requests:
+                    self._start_step(microbatch)
+        self._admit()
 
     def _admit(self) -> None:
         while self._waiting:
-            seat = self._best_seat()
+            request = self._waiting[0]
+            blocks = self._ledger.blocks_for(request.positions_at_once)
+            seat = self._seats.best(partial(self._has_room, blocks))
             if seat is None:
                 return
-            request = self._waiting.popleft()
-            request.attention, request.microbatch = seat
-            self._seats_AM[request.attention][request.microbatch] += 1
-            request.state = State.RESERVING
-            request.asked_after = self._releases_A[request.attention]
-            self._out.append(
-                (
-                    (ATTENTION, request.attention),
-                    control.Reserve(request.number, request.tokens_reserved, request.sampling, request.seen),
-                )
-            )
+            del self._waiting[0]
+            self._seat(request, *seat, blocks)
 
-    def _best_seat(self) -> tuple[int, int] | None:
-        """The emptiest microbatch of the emptiest attention worker that has room; ties by rank."""
-        open_workers = [
-            attention
-            for attention, seats_M in enumerate(self._seats_AM)
-            if attention not in self._no_room and min(seats_M) < self._capacity
-        ]
-        if not open_workers:
-            return None
-        attention = min(open_workers, key=lambda a: (sum(self._seats_AM[a]), a))
-        # Over all workers, so that a microbatch is not filled on one of them and left empty on the others.
-        microbatch = min(
-            (m for m in range(self._topology.microbatches) if self._seats_AM[attention][m] < self._capacity),
-            key=lambda m: (self._seats_AM[attention][m], sum(seats_M[m] for seats_M in self._seats_AM), m),
-        )
-        return attention, microbatch
+    def _has_room(self, blocks: int, worker: int) -> bool:
+        """Whether blocks are free beside one for each request that is there: each can then grow before anyone must go."""
+        return not self._lacking_A[worker] and self._ledger.free(worker) >= blocks + self._seats.of_worker(worker)
 
-    def _take_token(self, request: Request, token: int, logprobs: control.TokenLogprobs | None) -> bool:
-        """Records and sends a token; returns whether the request goes on."""
-        request.produced.append(token)
-        finish = ""
-        if token in self._eos_ids and not request.ignore_eos:
-            finish = "stop"
-        elif len(request.produced) >= request.max_new_tokens:
-            finish = "length"
-        text = ""
-        if request.spelling is not None:
-            text, stopped = request.spelling.push(token, last=bool(finish))
-            finish = "stop" if stopped else finish
-        out = control.TokenOut(request.name, len(request.produced) - 1, token, finish, text, logprobs)
-        self._out.append(((CLIENT, request.client), out))
-        if finish:
-            finished = control.Finished(request.name, finish, len(request.prompt), len(request.produced))
-            self._out.append(((CLIENT, request.client), finished))
-            self._end(request)
-        return not finish
+    def _seat(self, request: Request, attention: int, microbatch: int, blocks: int) -> None:
+        request.attention, request.microbatch, request.blocks = attention, microbatch, blocks
+        request.ticket = self._next_ticket
+        self._next_ticket += 1
+        self._seated[request.ticket] = request
+        self._seats.take(attention, microbatch)
+        self._ledger.take(attention, blocks)
+        request.state = State.RESERVING
+        reserve = control.Reserve(request.ticket, request.positions_at_once, request.sampling, request.seen)
+        self._send(ATTENTION, attention, reserve)
 
     def _join_if_complete(self, request: Request) -> None:
-        if not (request.kv_ready and request.prefill_done and request.state is State.PREFILLING):
-            return
-        request.state = State.READY
-        microbatch = self._microbatches[request.microbatch]
-        microbatch.requests.append(request)
-        if microbatch.flight is None:
-            self._start_step(microbatch)
+        if request.state is State.PREFILLING and request.kv_ready and request.prefill_done:
+            request.state = State.READY
+            self._microbatches[request.microbatch].requests.append(request)
 
     def _start_step(self, microbatch: Microbatch) -> None:
-        microbatch.requests = [r for r in microbatch.requests if r.state is not State.ENDED]
-        if not microbatch.requests:
-            return
+        """Begins a step of all requests that have room for its tokens; none when nobody has."""
+        growing = [r for r in microbatch.requests if self._ledger.blocks_for(r.length) > r.blocks]
+        for request in sorted(growing, key=_age):
+            if request.state is State.READY:  # and has not been preempted for an older one just now
+                self._grow(request)
         rows_A: dict[int, list[Request]] = {}
         for request in microbatch.requests:
-            request.state = State.RUNNING
-            rows_A.setdefault(request.attention, []).append(request)
+            if request.number not in self._lacking_A[request.attention]:
+                request.state = State.RUNNING
+                rows_A.setdefault(request.attention, []).append(request)
+        if not rows_A:
+            return
         step = microbatch.next_step
         microbatch.next_step += 1
         microbatch.flight = Step(step, rows_A, set(rows_A))
         tokens_A = tuple(len(rows_A.get(attention, ())) for attention in range(self._topology.attention))
-        self._out.append(((SCHEDULER, 0), control.Announce(microbatch.number, step, tokens_A)))
+        self._send(SCHEDULER, 0, control.Announce(microbatch.number, step, tokens_A))
         for attention, requests in sorted(rows_A.items()):
-            rows = tuple(control.Row(r.number, r.produced[-1], len(r.prompt) + len(r.produced) - 1) for r in requests)
-            self._out.append(((ATTENTION, attention), control.StepWork(microbatch.number, step, rows)))
+            rows = tuple(control.Row(r.ticket, r.produced[-1], r.length - 1) for r in requests)
+            self._send(ATTENTION, attention, control.StepWork(microbatch.number, step, rows))
 
-    def _release_ending(self, flight: Step, attention_workers: set[int]) -> None:
-        for request in flight.ending:
-            if request.attention in attention_workers:
-                self._release(request, quarantine=False)
-        flight.ending = [r for r in flight.ending if r.attention not in attention_workers]
+    def _grow(self, request: Request) -> None:
+        """One more block for the request's next position, or an entry among those who lack one."""
+        worker, lacking = request.attention, self._lacking_A[request.attention]
+        lacking.pop(request.number, None)
+        older = sum(number < request.number for number in lacking)
+        while self._ledger.free(worker) + self._coming(worker) <= older:
+            victim = max((r for r in self._seated.values() if self._can_go(r, worker)), key=_age)
+            if victim is request:
+                break
+            self._preempt(victim)
+        if self._ledger.free(worker) > older:
+            self._ledger.take(worker, 1)
+            request.blocks += 1
+        else:
+            lacking[request.number] = request
+
+    def _coming(self, worker: int) -> int:
+        """Blocks that will come free when steps in flight, prefills and cancelled steps are over."""
+        leaving = (r for r in self._seated.values() if r.attention == worker and not self._can_go(r, worker))
+        return self._ledger.late(worker) + sum(request.blocks for request in leaving)
+
+    @staticmethod
+    def _can_go(request: Request, worker: int) -> bool:
+        """Whether the request is on the worker to stay."""
+        return request.attention == worker and not request.leaving and request.state is not State.ENDED
+
+    def _preempt(self, request: Request) -> None:
+        """It goes back into the line: at once, or with the token of the step that it is in."""
+        self.num_preemptions += 1
+        request.leaving = True
+        self._leave_if_due(request)
+
+    def _take_token(self, request: Request, token: int, logprobs: control.TokenLogprobs | None) -> None:
+        """Records and sends a token; the last one ends the request."""
+        out = request.take(token, logprobs, self._eos_ids)
+        self._send(CLIENT, request.client, out)
+        if out.finish:
+            finished = control.Finished(request.name, out.finish, len(request.prompt), len(request.produced))
+            self._send(CLIENT, request.client, finished)
+            self._end(request)
+
+    # Leaving
+
+    def _end_all(self, requests: list[Request]) -> None:
+        for request in requests:
+            if request.state is not State.ENDED:
+                self._end(request)
+        self._settle()
 
     def _end(self, request: Request) -> None:
-        """Ends a request and gives back what it holds, as soon as nobody can write into it any more."""
+        """Ends a request; it gives back what it holds as soon as nobody can write into it any more."""
         state, request.state = request.state, State.ENDED
         if state is State.WAITING:
             self._waiting.remove(request)
             del self._requests[request.number]
-            return
-        if state is State.RUNNING:
-            flight = self._microbatches[request.microbatch].flight
-            if flight is not None and request.attention in flight.waiting_for:
-                flight.ending.append(request)
-                return
-        # Prefill's report may overtake its writes: only the attention worker knows when they have landed.
-        self._release(request, quarantine=state is State.PREFILLING and not request.kv_ready)
+        elif state is not State.RUNNING:  # a running one leaves with its worker's report
+            self._leave(request, state)
 
-    def _release(self, request: Request, *, quarantine: bool) -> None:
-        self._out.append(((ATTENTION, request.attention), control.Release(request.number, quarantine)))
-        self._seats_AM[request.attention][request.microbatch] -= 1
-        self._releases_A[request.attention] += 1
-        self._no_room.discard(request.attention)
-        del self._requests[request.number]
-        self._admit()
+    def _step_is_over(self, request: Request) -> bool:
+        """The request's step has ended on its worker, or will not; returns whether anybody still wants its token."""
+        if request.state is not State.RUNNING:
+            return False
+        request.state = State.READY
+        return True
+
+    def _leave_if_due(self, request: Request) -> None:
+        """For one that has ended or is preempted, and in no step any more."""
+        if request.ticket not in self._seated or request.state is State.RUNNING:
+            return
+        if request.leaving or request.state is State.ENDED:
+            self._leave(request, request.state)
+
+    def _leave(self, request: Request, state: State) -> None:
+        """Gives up seat and blocks; ``state`` is what it did last. One that has not ended goes back into the line."""
+        # Prefill's report may overtake its writes: only the attention worker knows when they have landed.
+        quarantine = state is State.PREFILLING and not request.kv_ready
+        late = quarantine or request.cancelled_step
+        if quarantine and not request.prefill_done:
+            self._send(PREFILL, request.prefill, control.CancelPrefill(request.ticket))
+        self._send(ATTENTION, request.attention, control.Release(request.ticket, quarantine, late))
+        self._ledger.give_back(request.attention, request.ticket, request.blocks, late=late)
+        self._seats.leave(request.attention, request.microbatch)
+        self._lacking_A[request.attention].pop(request.number, None)
+        microbatch = self._microbatches[request.microbatch]
+        microbatch.requests = [r for r in microbatch.requests if r is not request]
+        del self._seated[request.ticket]
+        self._came_free = True
+        if request.state is State.ENDED:
+            del self._requests[request.number]
+            return
+        request.state = State.WAITING
+        request.ticket = request.attention = request.microbatch = request.prefill = NOWHERE
+        request.kv_ready = request.prefill_done = request.leaving = request.cancelled_step = False
+        request.blocks = 0
+        bisect.insort(self._waiting, request, key=_age)
+
+    def _send(self, role: str, rank: int, message: control.Message) -> None:
+        self._out.append(((role, rank), message))
+
+
+def _age(request: Request) -> int:
+    return request.number

@@ -14,9 +14,10 @@ from afore.core import control
 from afore.core.config import RunConfig
 from afore.core.errors import PromptTooLong, QueueFull, RequestError, RoleLost
 from afore.core.topology import ATTENTION, PREFILL, SCHEDULER, member_name
-from afore.serving.batching import CLIENT, Batcher, Request, State
+from afore.serving.batching import CLIENT, Batcher
 from afore.serving.hub import Hub
 from afore.serving.observer import Observer
+from afore.serving.requests import Request, State
 from afore.serving.spelling import Speller, Spelling
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ class Limits:
 
 Owed = tuple[str, int, str]
 """(role, rank, what it owes the engine)."""
+BLOCKS, BLOCKS_BACK = "the blocks of a request", "word of the blocks of a released request"
+PREFILL_END = "the next chunk of a prompt"
 
 
 class Text(Protocol):
@@ -78,7 +81,11 @@ class Engine:
         self._config = config
         self._limits = limits
         self._batcher = Batcher(
-            config.topology, max_tokens_per_worker=config.max_tokens_per_worker, eos_ids=limits.eos_ids
+            config.topology,
+            max_tokens_per_worker=config.max_tokens_per_worker,
+            kv_blocks=limits.kv_tokens // config.batch.block_tokens,
+            block_tokens=config.batch.block_tokens,
+            eos_ids=limits.eos_ids,
         )
         self._lost: RoleLost | None = None
         self._step_timers: dict[tuple[int, int], asyncio.TimerHandle] = {}
@@ -112,6 +119,11 @@ class Engine:
         return len(self._batcher.live) - self._batcher.num_waiting
 
     @property
+    def num_preemptions(self) -> int:
+        """How often a request gave its KV blocks to an older one, since the start."""
+        return self._batcher.num_preemptions
+
+    @property
     def kv_usage(self) -> float:
         """Share (0…1) of all attention workers' KV blocks that requests hold."""
         blocks = self._limits.kv_tokens // self._config.batch.block_tokens * self._config.topology.attention
@@ -141,15 +153,20 @@ class Engine:
         if isinstance(message, control.StepDone) and role == ATTENTION:
             self._batcher.step_done(rank, message)
         elif isinstance(message, control.Reserved) and role == ATTENTION:
-            self._paid((role, rank, "the blocks of a request"))
+            self._paid((role, rank, BLOCKS))
             self._batcher.reserved(rank, message)
-        elif isinstance(message, control.Room) and role == ATTENTION:
-            self._batcher.room(rank)
+        elif isinstance(message, control.Freed) and role == ATTENTION:
+            self._paid((role, rank, BLOCKS_BACK))
+            self._batcher.freed(rank, message)
         elif isinstance(message, control.KvReady) and role == ATTENTION:
             self._batcher.kv_ready(message)
         elif isinstance(message, control.PrefillDone) and role == PREFILL:
-            self._paid((role, rank, "the first token of a prompt"))
+            self._paid((role, rank, PREFILL_END))
             self._batcher.prefill_done(message)
+        elif isinstance(message, control.PrefillStopped) and role == PREFILL:
+            self._paid((role, rank, PREFILL_END))
+        elif isinstance(message, control.PrefillProgress) and role == PREFILL:
+            self._given_time((role, rank, PREFILL_END))
         elif isinstance(message, control.StepAborted) and role == SCHEDULER:
             log.warning(
                 "step %d of microbatch %d was aborted at layer %d", message.step, message.microbatch, message.layer
@@ -266,27 +283,32 @@ class Engine:
             if isinstance(message, control.Announce):
                 self._watch_step(message)
             elif isinstance(message, control.Reserve):
-                self._owes((role, rank, "the blocks of a request"))
+                self._owes((role, rank, BLOCKS))
             elif isinstance(message, control.PrefillWork):
-                self._owes((role, rank, "the first token of a prompt"))
+                self._owes((role, rank, PREFILL_END))
+            elif isinstance(message, control.Release) and message.late:
+                self._owes((role, rank, BLOCKS_BACK))
             self._hub.to_member(role, rank, message)
 
     def _owes(self, owed: Owed) -> None:
-        """One more answer is due. Answers come in order, so each has its time from the one before it."""
+        """One more answer is due. The debtor works them off one by one, so each has its time from the one before it."""
         self._owed[owed] += 1
         if self._owed[owed] == 1:
+            self._given_time(owed)
+
+    def _given_time(self, owed: Owed) -> None:
+        """Its debtor has just been heard of; nothing, where nothing is owed."""
+        timer = self._owed_timers.pop(owed, None)
+        if timer is not None:
+            timer.cancel()
+        if self._owed[owed] > 0:
             self._owed_timers[owed] = asyncio.get_running_loop().call_later(
                 self._config.times.step_s, self._overdue, owed
             )
 
     def _paid(self, owed: Owed) -> None:
-        timer = self._owed_timers.pop(owed, None)
-        if timer is not None:
-            timer.cancel()
-        left = self._owed.pop(owed, 0) - 1
-        if left > 0:
-            self._owes(owed)
-            self._owed[owed] = left
+        self._owed[owed] = max(self._owed[owed] - 1, 0)
+        self._given_time(owed)
 
     def _overdue(self, owed: Owed) -> None:
         role, rank, what = owed

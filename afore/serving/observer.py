@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from afore.serving.batching import Request
+from afore.serving.requests import Request
 
 
 class Observer:
@@ -12,7 +12,7 @@ class Observer:
         """It was taken in, and waits."""
 
     def scheduled(self, request: Request) -> None:
-        """It has its KV blocks, and goes to a prefill worker."""
+        """It has its KV blocks, and goes to a prefill worker; again after each preemption."""
 
     def token(self, client: int, name: str, index: int) -> None:
         """Its ``index``-th token has come."""

@@ -49,9 +49,12 @@ def test_packed_blocks_are_where_the_cache_reads_them(layout: KVLayout, data: st
     ]
     storage = KVStorage.allocate(layout)
     written = 0
-    for offset, piece in pack_blocks(layout, [(k, v) for k, v in layers], blocks):
-        storage.write(offset, piece)
-        written += len(piece)
+    cuts = sorted({0, tokens, *data.draw(st.lists(st.integers(0, tokens), max_size=3))})
+    for start, end in pairwise(cuts):
+        chunk = [(keys[:, start:end], values[:, start:end]) for keys, values in layers]
+        for offset, piece in pack_blocks(layout, chunk, blocks, start):
+            storage.write(offset, piece)
+            written += len(piece)
     assert written == layout.num_layers * tokens * (layout.row_nbytes(KEYS) + layout.row_nbytes(VALUES))
     slots = [blocks[p // layout.block_tokens] * layout.block_tokens + p % layout.block_tokens for p in range(tokens)]
     for layer, parts in enumerate(layers):

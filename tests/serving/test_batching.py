@@ -1,311 +1,242 @@
-"""The batcher against a little world that delivers its messages in any order that real channels could."""
+"""The batcher in a little world that delivers its messages in any order that real channels could."""
 
 from __future__ import annotations
 
-from collections import deque
+import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from afore.core import control
-from afore.core.topology import ATTENTION, PREFILL, SCHEDULER, Topology
-from afore.serving.batching import CLIENT, Batcher, State
+from afore.core.topology import ATTENTION, PREFILL, Topology
+from afore.serving.batching import Batcher
+from afore.serving.requests import NOWHERE, Request, State
+from tests.serving.batch_world import EOS, World, next_token, prescribed
 
-EOS = 2
-
-
-class World:
-    """Roles and clients: one FIFO of messages to each role and one back, delivered when the test says so."""
-
-    def __init__(self, topology: Topology, capacity: int, blocks: int) -> None:
-        self.topology = topology
-        self.capacity = capacity
-        self.batcher = Batcher(topology, max_tokens_per_worker=capacity, eos_ids=frozenset({EOS}))
-        self.queues: dict[tuple[str, int], deque[control.Message]] = {}
-        """To each role."""
-        self.answers: dict[tuple[str, int], deque[control.Message]] = {}
-        """From each role."""
-        self.refused_A = [False] * topology.attention
-        """Whether a worker has refused since it last said that there is room."""
-        self.free_A = [blocks] * topology.attention
-        self.held: dict[int, tuple[int, str]] = {}
-        """request → (attention, 'held' | 'quarantined')"""
-        self.in_step: dict[tuple[int, int], control.StepWork] = {}
-        """(attention, microbatch) → the step it computes now"""
-        self.flying: list[int] = []
-        """Requests whose prefill has written all their KV, which has not landed."""
-        self.landed: set[int] = set()
-        self.events: dict[str, list[control.Message]] = {}
-        self.announced: dict[tuple[int, int], tuple[int, ...]] = {}
-        self.pull()
-
-    def pull(self) -> None:
-        for destination, message in self.batcher.drain():
-            if destination[0] == CLIENT:
-                assert isinstance(message, control.TokenOut | control.Finished | control.Failed)
-                self.events.setdefault(message.request, []).append(message)
-            elif destination[0] == SCHEDULER:
-                assert isinstance(message, control.Announce)
-                key = (message.microbatch, message.step)
-                assert key not in self.announced, "a step number is never used twice"
-                self.announced[key] = message.tokens_A
-                assert any(message.tokens_A)
-                assert all(0 <= tokens <= self.capacity for tokens in message.tokens_A)
-            else:
-                self.queues.setdefault(destination, deque()).append(message)
-
-    def ready(self) -> list[tuple[str, int]]:
-        """Roles with a message before them."""
-        return [destination for destination, queue in self.queues.items() if queue]
-
-    def talking(self) -> list[tuple[str, int]]:
-        """Roles with a message under way to the engine."""
-        return [source for source, queue in self.answers.items() if queue]
-
-    def answer(self, source: tuple[str, int], message: control.Message) -> None:
-        self.answers.setdefault(source, deque()).append(message)
-
-    def deliver(self, destination: tuple[str, int], token: int) -> None:
-        """Hands the oldest message of a role to it."""
-        message = self.queues[destination].popleft()
-        attention = destination[1]
-        if isinstance(message, control.Reserve):
-            assert message.request not in self.held
-            blocks: tuple[int, ...] = ()
-            if self.free_A[attention] > 0:
-                self.free_A[attention] -= 1
-                blocks = (1,)
-                self.held[message.request] = (attention, "held")
-            else:
-                self.refused_A[attention] = True
-            self.answer(destination, control.Reserved(message.request, blocks))
-        elif isinstance(message, control.Release):
-            self.release(message)
-        elif isinstance(message, control.StepWork):
-            key = (attention, message.microbatch)
-            assert key not in self.in_step, "one step of a microbatch at a time on a worker"
-            assert len(message.rows) == self.announced[message.microbatch, message.step][attention]
-            for row in message.rows:
-                assert self.held[row.request] == (attention, "held")
-                assert row.request in self.landed
-            self.in_step[key] = message
-        elif isinstance(message, control.CancelStep):
-            work = self.in_step.get((attention, message.microbatch))
-            if work is not None and work.step == message.step:
-                del self.in_step[attention, message.microbatch]
-        elif isinstance(message, control.PrefillWork):
-            assert self.held[message.request][0] == message.attention
-            self.flying.append(message.request)
-            self.answer(destination, control.PrefillDone(message.request, token))
-
-    def hear(self, source: tuple[str, int]) -> None:
-        """Hands the oldest message of a role to the engine."""
-        message = self.answers[source].popleft()
-        if isinstance(message, control.Reserved):
-            self.batcher.reserved(source[1], message)
-        elif isinstance(message, control.StepDone):
-            self.batcher.step_done(source[1], message)
-        elif isinstance(message, control.Room):
-            self.batcher.room(source[1])
-        elif isinstance(message, control.KvReady):
-            self.batcher.kv_ready(message)
-        else:
-            assert isinstance(message, control.PrefillDone)
-            self.batcher.prefill_done(message)
-        self.pull()
-
-    def release(self, message: control.Release) -> None:
-        if message.request not in self.held:
-            return
-        attention, state = self.held[message.request]
-        assert state == "held", "released twice"
-        for (worker, _), work in self.in_step.items():
-            if worker == attention:
-                assert message.request not in {row.request for row in work.rows}, "released while a step may write"
-        if message.quarantine and message.request not in self.landed:
-            self.held[message.request] = (attention, "quarantined")
-            return
-        assert message.request not in self.flying, "its blocks would be given out while writes into them are under way"
-        del self.held[message.request]
-        self.free_A[attention] += 1
-
-    def land(self, request: int) -> None:
-        """The request's KV is complete on its attention worker."""
-        self.flying.remove(request)
-        self.landed.add(request)
-        attention, state = self.held[request]
-        if state == "held":
-            self.answer((ATTENTION, attention), control.KvReady(request))
-        else:
-            del self.held[request]
-            self.free_A[attention] += 1
-            if self.refused_A[attention]:
-                self.refused_A[attention] = False
-                self.answer((ATTENTION, attention), control.Room())
-
-    def finish_step(self, key: tuple[int, int], token: int) -> None:
-        work = self.in_step.pop(key)
-        done = control.StepDone(work.microbatch, work.step, (token,) * len(work.rows))
-        self.answer((ATTENTION, key[0]), done)
-
-    def settle(self, token: int = 7) -> None:
-        """Delivers until only steps are left to be computed."""
-        for _ in range(100_000):
-            if ready := self.ready():
-                self.deliver(ready[0], token)
-            elif self.flying:
-                self.land(self.flying[0])
-            elif talking := self.talking():
-                self.hear(talking[0])
-            else:
-                return
-        raise AssertionError("messages without end")
-
-    def run_out(self) -> None:
-        """Delivers until nothing is left to do."""
-        for _ in range(100_000):
-            self.settle()
-            if not self.in_step:
-                return
-            self.finish_step(next(iter(self.in_step)), 7)
-        raise AssertionError("the batcher never comes to rest")
+ENDS_AT_ONCE = next(p for p in ((a, b) for a in range(24) for b in range(24)) if next_token(p) == EOS)
+LONG = next(p for p in ((a, b, 7) for a in range(24) for b in range(24)) if EOS not in prescribed(p, 12, True))
 
 
-def submit(world: World, name: str, *, tokens: int = 4, ignore_eos: bool = False) -> None:
-    world.batcher.submit(0, control.Submit(name, "", (5, 6, 7), tokens, ignore_eos, control.Sampling()))
-    world.pull()
+def submit(world: World, name: str, *, tokens: int = 4, prompt: tuple[int, ...] = LONG) -> None:
+    world.submit(name, prompt, tokens, ignore_eos=True)
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    data=st.data(),
-    attention=st.integers(1, 3),
-    microbatches=st.integers(1, 3),
-    capacity=st.integers(1, 3),
-    blocks=st.integers(1, 4),
-)
-def test_any_order_of_events_serves_everybody(
-    data: st.DataObject, attention: int, microbatches: int, capacity: int, blocks: int
-) -> None:
-    world = World(Topology(attention=attention, ffn=2, prefill=2, microbatches=microbatches), capacity, blocks)
-    names: list[str] = []
-    cancelled: set[str] = set()
-    for _ in range(data.draw(st.integers(1, 40))):
-        ready, talking, steps = world.ready(), world.talking(), list(world.in_step)
-        choices = ["submit", "cancel", "abort", *["deliver"] * 4, *["hear"] * 4, *["land"] * 2, *["step"] * 4]
-        choice = data.draw(st.sampled_from(choices))
-        token = data.draw(st.sampled_from([7, 8, EOS]))
-        if choice == "submit":
-            names.append(f"r{len(names)}")
-            submit(world, names[-1], tokens=data.draw(st.integers(1, 5)), ignore_eos=data.draw(st.booleans()))
-        elif choice == "cancel" and names:
-            name = data.draw(st.sampled_from(names))
-            cancelled.add(name)
-            world.batcher.cancel(0, name)
-            world.pull()
-        elif choice == "abort" and steps:
-            _, microbatch = data.draw(st.sampled_from(steps))
-            step = next(w.step for (_, m), w in world.in_step.items() if m == microbatch)
-            world.batcher.step_aborted(control.StepAborted(microbatch, step, 0))
-            world.pull()
-        elif choice == "deliver" and ready:
-            world.deliver(data.draw(st.sampled_from(ready)), token)
-        elif choice == "hear" and talking:
-            world.hear(data.draw(st.sampled_from(talking)))
-        elif choice == "land" and world.flying:
-            world.land(data.draw(st.sampled_from(world.flying)))
-        elif choice == "step" and steps:
-            world.finish_step(data.draw(st.sampled_from(steps)), token)
-    world.run_out()
-    assert world.held == {}
-    assert world.free_A == [blocks] * attention
-    assert world.batcher.live == []
-    for name in names:
-        events = world.events.get(name, [])
-        tokens = [e for e in events if isinstance(e, control.TokenOut)]
-        assert [t.index for t in tokens] == list(range(len(tokens)))
-        ends = [e for e in events if isinstance(e, control.Finished)]
-        assert len(ends) == 1 or name in cancelled
-        if ends:
-            assert events[-1] is ends[0]
-            assert ends[0].generated_tokens == len(tokens)
+def anything(world: World, choice: int) -> bool:
+    """One of the things that can happen by themselves; false when there is none."""
+    kinds: list[tuple[Callable[[Any], None], list[Any]]] = [
+        (world.deliver, world.to_deliver()),
+        (world.hear, world.to_hear()),
+        (world.prefill, world.to_prefill()),
+        (world.land, world.to_land()),
+        (world.finish, world.to_finish()),
+    ]
+    possible = [(act, places) for act, places in kinds if places]
+    if possible:
+        act, places = possible[choice % len(possible)]
+        act(places[choice // 7 % len(places)])
+    return bool(possible)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Requests come and go, steps are lost, caches are tiny."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world: World
+        self.cancelled: set[str] = set()
+        self.oldest_A: list[tuple[Request, int] | None] = []
+
+    @initialize(
+        attention=st.integers(1, 2),
+        microbatches=st.integers(1, 3),
+        prefill=st.integers(1, 2),
+        capacity=st.integers(1, 3),
+        blocks=st.integers(3, 8),
+        block_tokens=st.integers(1, 3),
+        chunk_tokens=st.integers(0, 3),
+    )
+    def begin(self, attention: int, microbatches: int, prefill: int, **shape: int) -> None:
+        topology = Topology(attention=attention, ffn=2, prefill=prefill, microbatches=microbatches)
+        self.world = World(topology, **shape)
+        self.oldest_A = [None] * attention
+
+    @precondition(lambda self: len(self.world.batcher.live) < 12)
+    @rule(
+        prompts=st.lists(st.lists(st.integers(0, 23), min_size=1, max_size=6), min_size=1, max_size=5),
+        tokens=st.sampled_from([1, 2, 6, 24]),
+        ignore_eos=st.sampled_from([True, True, False]),
+    )
+    def submit(self, prompts: list[list[int]], tokens: int, ignore_eos: bool) -> None:
+        room = self.world.blocks * self.world.block_tokens
+        for prompt in prompts:
+            prompt = prompt[: room - 1]
+            name = f"r{len(self.world.asked)}"
+            self.world.submit(name, tuple(prompt), min(tokens, room - len(prompt)), ignore_eos=ignore_eos)
+
+    @rule(choice=st.integers(0, 1 << 20))
+    def cancel(self, choice: int) -> None:
+        if live := self.world.batcher.live:
+            name = live[choice % len(live)].name
+            self.cancelled.add(name)
+            self.world.cancel(name)
+
+    @rule(choice=st.integers(0, 1 << 20))
+    def abort(self, choice: int) -> None:
+        if steps := self.world.to_abort():
+            self.world.abort(*steps[choice % len(steps)])
+
+    @rule(choices=st.lists(st.integers(0, 1 << 20), min_size=1, max_size=20))
+    def time_goes_by(self, choices: list[int]) -> None:
+        for choice in choices:
+            anything(self.world, choice)
+
+    @invariant()
+    def the_oldest_of_a_worker_keeps_its_seat_until_it_ends(self) -> None:
+        for before in self.oldest_A:
+            if before is not None:
+                request, ticket = before
+                assert request.ticket == ticket or request.state is State.ENDED
+        oldest_A = self.world.oldest_A()
+        self.oldest_A = [None if request is None else (request, request.ticket) for request in oldest_A]
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.run_out()
+            self.world.check_end(self.cancelled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first_seed", range(0, 160, 40))
+def test_storms_of_requests_in_tiny_caches(first_seed: int) -> None:
+    """As above, but long: hundreds of events, and many preemptions, which a machine that is shrunk seldom comes to."""
+    preemptions = 0
+    for seed in range(first_seed, first_seed + 40):
+        numbers = random.Random(seed)
+        world = World(
+            Topology(
+                attention=numbers.randint(1, 2),
+                ffn=2,
+                prefill=numbers.randint(1, 2),
+                microbatches=numbers.randint(1, 3),
+            ),
+            capacity=numbers.randint(1, 4),
+            blocks=numbers.randint(3, 9),
+            block_tokens=numbers.randint(1, 3),
+            chunk_tokens=numbers.randint(0, 3),
+        )
+        room = world.blocks * world.block_tokens
+        cancelled: set[str] = set()
+        oldest_A = world.oldest_A()
+        tickets_A = [request.ticket if request is not None else -1 for request in oldest_A]
+        abort, cancel = numbers.choice([0, 0.02, 0.1]), numbers.choice([0, 0.01])
+        for _ in range(500):
+            if numbers.random() < 0.05 and len(world.batcher.live) < 10:
+                prompt = tuple(numbers.randrange(24) for _ in range(numbers.randint(1, min(6, room - 1))))
+                tokens = min(numbers.randint(1, 24), room - len(prompt))
+                world.submit(f"r{len(world.asked)}", prompt, tokens, ignore_eos=numbers.random() < 0.7)
+            if numbers.random() < abort and (steps := world.to_abort()):
+                world.abort(*numbers.choice(steps))
+            if numbers.random() < cancel and (live := world.batcher.live):
+                name = numbers.choice(live).name
+                cancelled.add(name)
+                world.cancel(name)
+            anything(world, numbers.randrange(1 << 20))
+            for request, ticket in zip(oldest_A, tickets_A, strict=True):
+                assert request is None or request.ticket == ticket or request.state is State.ENDED
+            oldest_A = world.oldest_A()
+            tickets_A = [request.ticket if request is not None else -1 for request in oldest_A]
+        world.run_out()
+        world.check_end(cancelled)
+        preemptions += world.batcher.num_preemptions
+    assert preemptions > 100, "the caches are not tiny enough to show anything"
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAnyOrder.pytestmark = [pytest.mark.slow]  # type: ignore[attr-defined]  # pytest reads it off the class
 
 
 def test_rows_carry_the_last_token_and_its_position() -> None:
-    world = World(Topology(attention=1, ffn=1, microbatches=1), capacity=2, blocks=4)
+    world = World(Topology(attention=1, ffn=1, microbatches=1))
     submit(world, "a", tokens=3)
-    world.settle(token=11)
-    assert world.in_step[0, 0].rows == (control.Row(request=0, token=11, position=3),)
+    world.settle()
+    (running,) = world.workers_A[0].steps_M[0]
+    assert running.work.rows == (control.Row(request=0, token=next_token(LONG), position=3),)
 
 
 def test_an_aborted_step_comes_again_with_the_same_rows() -> None:
-    world = World(Topology(attention=2, ffn=1, prefill=2, microbatches=1), capacity=2, blocks=4)
-    submit(world, "a", tokens=3)
-    submit(world, "b", tokens=3)
-    world.settle(token=11)
-    while (0, 0) not in world.in_step or (1, 0) not in world.in_step:
-        world.finish_step(next(iter(world.in_step)), 7)
-        world.settle()
-    before = {key: work.rows for key, work in world.in_step.items()}
-    step = world.in_step[0, 0].step
-    world.batcher.step_aborted(control.StepAborted(0, step, 1))
-    world.pull()
+    world = World(Topology(attention=2, ffn=1, prefill=2, microbatches=1))
+    submit(world, "a", tokens=4)
+    submit(world, "b", tokens=4)
     world.settle()
-    assert {key: work.rows for key, work in world.in_step.items()} == before
-    assert world.in_step[0, 0].step == step + 1
+    while not all(worker.steps_M[0] for worker in world.workers_A):
+        world.finish(world.to_finish()[0])
+        world.settle()
+    before = [worker.steps_M[0][0].work for worker in world.workers_A]
+    world.abort(0, before[0].step)
+    world.settle()
+    after = [worker.steps_M[0][-1].work for worker in world.workers_A]
+    assert [work.rows for work in after] == [work.rows for work in before]
+    assert [work.step for work in after] == [work.step + 1 for work in before]
+    world.run_out()
+    world.check_end()
 
 
 def test_first_token_that_ends_the_request_never_joins() -> None:
-    world = World(Topology(attention=1, ffn=1, microbatches=1), capacity=2, blocks=4)
-    submit(world, "a", tokens=3)
-    world.settle(token=EOS)
+    world = World(Topology(attention=1, ffn=1, microbatches=1))
+    world.submit("a", ENDS_AT_ONCE, 3)
+    world.settle()
     assert world.announced == {}
-    assert world.held == {}
+    world.check_end()
 
 
 @pytest.mark.parametrize("why", ["first token ends it", "cancelled after its first token", "cancelled before"])
 def test_blocks_into_which_prefill_may_still_write_are_quarantined(why: str) -> None:
     """Prefill's report comes over another way than its writes, and may overtake them."""
-    world = World(Topology(attention=1, ffn=1, microbatches=1), capacity=2, blocks=1)
-    submit(world, "a", tokens=3)
-    world.deliver((ATTENTION, 0), 0)
+    world = World(Topology(attention=1, ffn=1, microbatches=1), blocks=1)
+    world.submit("a", ENDS_AT_ONCE if why == "first token ends it" else LONG[:2], 2)
+    world.deliver((ATTENTION, 0))
     world.hear((ATTENTION, 0))
-    world.deliver((PREFILL, 0), EOS if why == "first token ends it" else 7)
+    world.deliver((PREFILL, 0))
+    world.prefill(0)
     if why != "cancelled before":
         world.hear((PREFILL, 0))
-    world.batcher.cancel(0, "a")
+    world.cancel("a")
     submit(world, "b", tokens=1)
-    while world.ready():
-        world.deliver(world.ready()[0], 7)
-    assert world.held == {0: (0, "quarantined")}
-    assert world.refused_A == [True]
+    while places := world.to_deliver():
+        world.deliver(places[0])
+    assert world.workers_A[0].pool.num_free == 0
+    assert world.batcher.num_waiting == 1
     world.run_out()
-    assert [type(event) for event in world.events["b"]] == [control.TokenOut, control.Finished]
+    world.check_end({"a"})
 
 
-def test_a_refusal_that_crosses_a_release_is_asked_again() -> None:
-    world = World(Topology(attention=1, ffn=1, microbatches=1), capacity=2, blocks=1)
-    submit(world, "a", tokens=2)
+def test_a_cancelled_prefill_stops_between_chunks_and_its_blocks_come_back() -> None:
+    world = World(Topology(attention=1, ffn=1, microbatches=1), chunk_tokens=1)
+    submit(world, "a")
+    world.deliver((ATTENTION, 0))
+    world.hear((ATTENTION, 0))
+    world.deliver((PREFILL, 0))
+    world.prefill(0)
+    world.cancel("a")
     world.settle()
-    submit(world, "b", tokens=1)
-    world.deliver((ATTENTION, 0), 0)
-    world.finish_step((0, 0), 7)
-    refusal, done = world.answers[ATTENTION, 0]
-    assert refusal == control.Reserved(1, ())
-    world.answers[ATTENTION, 0] = deque([done, refusal])
-    world.run_out()
-    assert [type(event) for event in world.events["b"]] == [control.TokenOut, control.Finished]
+    assert world.events["a"] == []
+    assert len(world.workers_A[0].cache) == 1, "it ran on"
+    world.check_end({"a"})
 
 
 def test_a_request_joins_only_with_both_token_and_kv() -> None:
     topology = Topology(attention=1, ffn=1, microbatches=1)
-    batcher = Batcher(topology, max_tokens_per_worker=2, eos_ids=frozenset({EOS}))
+    batcher = Batcher(topology, max_tokens_per_worker=2, kv_blocks=4, block_tokens=4, eos_ids=frozenset({EOS}))
     request = batcher.submit(0, control.Submit("a", "", (1,), 3, False, control.Sampling()))
-    batcher.reserved(0, control.Reserved(request.number, (0,)))
-    batcher.prefill_done(control.PrefillDone(request.number, 9))
+    batcher.reserved(0, control.Reserved(request.ticket, (0,)))
+    batcher.prefill_done(control.PrefillDone(request.ticket, 9))
     states = [request.state]
-    batcher.kv_ready(control.KvReady(request.number))
+    batcher.kv_ready(control.KvReady(request.ticket))
     states.append(request.state)
     assert states == [State.PREFILLING, State.RUNNING]
 
@@ -320,3 +251,34 @@ def test_requests_are_spread_evenly(attention: int) -> None:
         seats[request.attention, request.microbatch] = seats.get((request.attention, request.microbatch), 0) + 1
     assert set(seats.values()) == {2}
     assert len(seats) == 2 * attention
+
+
+def test_a_free_block_is_the_oldests_who_lacks_one() -> None:
+    """The oldest lacks a block, the youngest gives one, and a third one whose step begins first needs it as well."""
+    world = World(Topology(attention=1, ffn=1, microbatches=2), blocks=5, block_tokens=8)
+    submit(world, "goes", prompt=(1,))
+    submit(world, "oldest", prompt=(1,) * 7, tokens=6)
+    world.cancel("goes")
+    submit(world, "middle", prompt=(2,) * 5, tokens=6)
+    submit(world, "youngest", prompt=(3,), tokens=6)
+    oldest, middle, youngest = world.batcher.live
+    assert [request.microbatch for request in world.batcher.live] == [1, 0, 0]
+    world.settle()
+    for _ in range(2):
+        world.finish((0, 0))
+        world.settle()
+    assert [request.length for request in (oldest, middle)] == [8, 8], "a block is full"
+    assert {request.state for request in world.batcher.live} == {State.RUNNING}
+    # From here on it is as if others held the rest.
+    rest = world.batcher._ledger.free(0)
+    world.batcher._ledger.take(0, rest)
+    world.finish((0, 1))
+    world.settle()
+    assert youngest.leaving
+    world.finish((0, 0))
+    world.settle()
+    assert [request.state for request in (oldest, middle, youngest)] == [State.RUNNING, State.READY, State.WAITING]
+    assert world.batcher.num_preemptions == 1
+    world.batcher._ledger.give_back(0, NOWHERE, rest, late=False)
+    world.run_out()
+    world.check_end({"goes"})

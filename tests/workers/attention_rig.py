@@ -166,14 +166,14 @@ class Rig:
         match message:
             case control.Reserved() | control.KvReady():
                 key: tuple[Any, ...] = (type(message), rank, message.request)
-            case control.PrefillDone():
+            case control.PrefillDone() | control.PrefillStopped():
                 key = (type(message), message.request)
+            case control.PrefillProgress():
+                key = (type(message), message.request, message.tokens)
             case control.StepDone():
                 key = (type(message), rank, message.microbatch, message.step)
-            case control.Room():
-                key = (type(message), rank)
-                if self.has_mail(*key):
-                    return
+            case control.Freed():
+                key = (type(message), rank, message.request)
             case _:
                 raise AssertionError(f"{role}-{rank} sent {message}")
         future = self._mail[key]
@@ -359,7 +359,7 @@ async def decode_all(
                     sequence.tokens.append(token)
                     if sequence.done:
                         finished[sequence.request] = sequence.tokens
-                        rig.post(ATTENTION, worker, control.Release(sequence.request, quarantine=False))
+                        rig.post(ATTENTION, worker, control.Release(sequence.request, quarantine=False, late=False))
                 running[microbatch][worker] = [s for s in group if not s.done]
                 if not running[microbatch][worker]:
                     del running[microbatch][worker]

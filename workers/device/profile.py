@@ -53,6 +53,12 @@ class CostProfile:
     """Rate of one port: a worker sends one expert at a time, and receives one at a time."""
     planner_us: float
     """One plan of the scheduler."""
+    prefill_us: float = 0.0
+    """A chunk of a prompt through the whole model, however short."""
+    prefill_token_us: float = 0.0
+    """More of it for each token."""
+    prefill_context_ns: float = 0.0
+    """More of it for each position that a token looks at, its own among them."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -76,6 +82,9 @@ class CostProfile:
             case "attention" | "dense":
                 context_us = self.attention_context_ns * work.context / 1e3
                 cost_us = self.attention_us + self.attention_token_us * work.tokens + context_us
+            case "prefill":
+                context_us = self.prefill_context_ns * work.context / 1e3
+                cost_us = self.prefill_us + self.prefill_token_us * work.tokens + context_us
             case "gather":
                 cost_us = self.gather_us + _bytes_us(work.nbytes, self.gather_gb_per_s)
             case "reduce":

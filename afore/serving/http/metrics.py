@@ -15,9 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from afore.core.clock import Clock
-from afore.serving.batching import Request
 from afore.serving.engine import Engine
 from afore.serving.observer import Observer
+from afore.serving.requests import Request
 
 REASONS = ("stop", "length", "abort", "error")
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
@@ -71,6 +71,7 @@ class _Life:
 
     submitted_ns: int
     last_token_ns: int = 0
+    scheduled: bool = False
 
 
 class Metrics(Observer):
@@ -94,6 +95,7 @@ class Metrics(Observer):
         for name, what, attribute in gauges:
             gauge = Gauge(name, what, registry=registry)
             gauge.set_function(lambda attribute=attribute: float(getattr(engine, attribute)))  # type: ignore[misc]  # a default argument has no type of its own
+        registry.register(_Preemptions(engine))
         self._prompt_tokens = Counter("afore_prompt_tokens", "Prompt tokens of requests taken in.", registry=registry)
         self._generated = Counter("afore_generation_tokens", "Tokens generated.", registry=registry)
         self._success = Counter(
@@ -125,7 +127,8 @@ class Metrics(Observer):
 
     def scheduled(self, request: Request) -> None:
         life = self._lives.get((request.client, request.name))
-        if life is not None:
+        if life is not None and not life.scheduled:
+            life.scheduled = True
             self._queue.observe((self._clock.now_ns() - life.submitted_ns) / 1e9)
 
     def token(self, client: int, name: str, index: int) -> None:
@@ -155,6 +158,17 @@ class Metrics(Observer):
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+class _Preemptions(Collector):
+    """The engine's own count, read when somebody asks."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterable[Metric]:
+        what = "How often a request gave its KV blocks to an older one and was prefilled again."
+        yield CounterMetricFamily("afore_num_preemptions", what, value=self._engine.num_preemptions)
 
 
 class _PlannerFigures(Collector):

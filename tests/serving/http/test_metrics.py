@@ -9,9 +9,10 @@ import pytest
 
 from afore.core.control import Sampling
 from afore.core.topology import Topology
-from afore.serving.batching import Batcher, Request
+from afore.serving.batching import Batcher
 from afore.serving.engine import Engine
 from afore.serving.http.metrics import Metrics
+from afore.serving.requests import Request
 from tests.serving.http.served import SMALL, Served, metric, serving
 
 SECOND_NS = 10**9
@@ -39,6 +40,7 @@ class Figures:
     num_running = 3
     num_waiting = 2
     kv_usage = 0.25
+    num_preemptions = 5
 
 
 def request(name: str, prompt: int = 4) -> Request:
@@ -56,6 +58,7 @@ def test_counts_and_times_of_two_requests() -> None:
     metrics.scheduled(first)
     metrics.submitted(second)
     clock.wait(0.097)
+    metrics.scheduled(first)  # again, after a preemption: its time in the line is counted once
     metrics.token(7, "a", 0)
     clock.wait(0.02)
     metrics.token(7, "a", 1)
@@ -70,6 +73,7 @@ def test_counts_and_times_of_two_requests() -> None:
     assert metric(text, "afore_num_requests_running") == 3
     assert metric(text, "afore_num_requests_waiting") == 2
     assert metric(text, "afore_kv_cache_usage_perc") == 0.25
+    assert metric(text, "afore_num_preemptions_total") == 5
     assert metric(text, "afore_prompt_tokens_total") == 10
     assert metric(text, "afore_generation_tokens_total") == 3
     ended = {
@@ -115,11 +119,9 @@ def test_the_planners_figures_are_those_it_sent() -> None:
 def test_blocks_are_counted_from_their_grant_to_their_release() -> None:
     from afore.core import control
 
-    batcher = Batcher(Topology(attention=1), max_tokens_per_worker=2, eos_ids=frozenset())
-    one = batcher.submit(0, control.Submit("a", "", (1, 2), 3, False, Sampling()))
-    assert batcher.blocks_held == 0
-    batcher.reserved(0, control.Reserved(one.number, (4, 5, 6)))
-    assert batcher.blocks_held == 3
+    batcher = Batcher(Topology(attention=1), max_tokens_per_worker=2, kv_blocks=4, block_tokens=2, eos_ids=frozenset())
+    batcher.submit(0, control.Submit("a", "", (1, 2), 3, False, Sampling()))
+    assert batcher.blocks_held == 2
     batcher.cancel(0, "a")
     assert batcher.blocks_held == 0
 
