@@ -26,6 +26,7 @@ EXIT_USAGE = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch's store tells each retry with a stack
     from afore.core.errors import AforeError, CheckpointError, ConfigError, HostError, RequestError, RoleLost
 
     try:
@@ -46,18 +47,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     from afore.core.clock import WallClock
-    from afore.serving.options import parse
+    from afore.serving.options import given_keys, parse
 
     started_ns = WallClock().now_ns()
     options, config = parse(argv)
     if options.role is not None:
-        from afore.serving.process import run_by_hand
-
-        config = dataclasses.replace(config, serve=dataclasses.replace(config.serve, http=True))
-        return run_by_hand(
-            options.roles, options.rank, cluster=options.cluster or "default", config=config, log_level=options.log
-        )
+        return _run_roles(options, config, given_keys(argv))
     return asyncio.run(_until_signalled(_supervise(options, config, started_ns)))
+
+
+def _run_roles(options: LaunchOptions, config: RunConfig, given: frozenset[str]) -> int:
+    """One process of a cluster that is started by hand."""
+    from afore.serving.ready import StatusLine
+
+    with StatusLine() as line:
+        line.say("loading torch")
+        from afore.serving.by_hand import run_by_hand
+
+        return run_by_hand(
+            options.roles,
+            options.rank,
+            cluster=options.cluster,
+            config=dataclasses.replace(config, serve=dataclasses.replace(config.serve, http=True)),
+            given=given,
+            log_level=options.log,
+            line=line,
+        )
 
 
 async def _until_signalled(work: Coroutine[Any, Any, int]) -> int:

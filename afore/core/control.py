@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from afore.core.config import RunConfig
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Raised with every change of a record or message; peers of different versions refuse each other."""
 
 # Membership: role -> hub
@@ -364,6 +364,8 @@ class Status:
     tensors_total: int
     url: str = ""
     """Where the door listens for HTTP; empty where it does not."""
+    absent: tuple[str, ...] = ()
+    """Those of the missing that have not even joined."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import jsonargparse
 
 from afore.core.config import RunConfig
 from afore.core.errors import ConfigError
-from afore.core.topology import ROLES
+from afore.core.topology import ROLES, Topology
 
 EXAMPLE = """examples:
   python -m afore.launch --demo                      answer the bundled prompts, print the table, end
@@ -27,6 +27,7 @@ EXAMPLE = """examples:
   python -m afore.launch                             start the default topology, serve HTTP at 127.0.0.1:8000
   python -m afore.launch --host 0.0.0.0 --api-key SECRET --max-num-seqs 64
   python -m afore.launch --role ffn                  one role of the default local cluster, next free rank
+  python -m afore.launch --role door,scheduler,attention,prefill --topology topology.yaml
 """
 
 
@@ -39,6 +40,7 @@ SHORT_NAMES = {
     "max_model_len": "batch.max_model_len",
     "max_num_seqs": "batch.max_num_seqs",
     "kv_blocks": "batch.kv_blocks",
+    "rendezvous": "topology.rendezvous",
 }
 """What other servers call these on the command line."""
 SHORT = "".join(f"  --{short.replace('_', '-'):<48} --{key}\n" for short, key in SHORT_NAMES.items())
@@ -53,7 +55,7 @@ class LaunchOptions:
     rank: int | None = None
     """Rank of that role; none takes the next free one."""
     cluster: str | None = None
-    """Name of the local cluster to join or start; none means "default" for a role, and a new private one otherwise."""
+    """Name of the local cluster to join or start; none means the one at the rendezvous for a role, a new private one otherwise."""
     demo: bool = False
     """Answer the bundled prompts (or --prompts), print the table, end."""
     prompt: str | None = None
@@ -194,3 +196,15 @@ def parse(argv: Sequence[str] | None = None) -> tuple[LaunchOptions, RunConfig]:
     given = {name: getattr(parts, name) for name in launch_names}
     run = {field.name: getattr(parts, field.name) for field in dataclasses.fields(RunConfig)}
     return LaunchOptions(**given), RunConfig(**run)
+
+
+def given_keys(argv: Sequence[str] | None = None) -> frozenset[str]:
+    """The dotted keys of ``RunConfig`` that command line and files give. A topology file gives all of ``topology``: what it
+    leaves out is meant to be the default. To be called after ``parse`` has accepted the same arguments.
+    """
+    parser = build_parser()
+    arguments = [_underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    given = set(vars(parser.parse_args(arguments, defaults=False).as_flat()))
+    if "topology.__path__" in given:
+        given |= {f"topology.{field.name}" for field in dataclasses.fields(Topology)}
+    return frozenset(given & set(_keys(RunConfig)))
