@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from rich.status import Status as Spinner
 from afore.core.config import RunConfig
 from afore.core.control import Status
 from afore.core.topology import DOOR, Topology, member_name
+from afore.serving.preload import KERNELS
 from afore.serving.spec import model_name
 
 EXAMPLE_PROMPT = "Question: What is 3 * 4?\nAnswer:"
@@ -60,6 +62,11 @@ class StatusLine:
         self._shown = ""
         self._spinning = False
 
+    @property
+    def in_place(self) -> bool:
+        """Whether there is a terminal, so that a line leaves nothing behind."""
+        return self._spinner is not None
+
     def __enter__(self) -> StatusLine:
         return self
 
@@ -90,6 +97,30 @@ class StatusLine:
         """A lasting line on ``console``, above what is awaited."""
         self.clear()
         console.print(text, markup=False, soft_wrap=True)
+
+
+class StartProgress:
+    """What the fork server does: on a terminal as it happens, else one line, and only where it takes so long that one wonders."""
+
+    WONDER_S = 10.0
+
+    def __init__(self, line: StatusLine) -> None:
+        self._line = line
+        self._timer: asyncio.TimerHandle | None = None
+
+    def see(self, what: str) -> None:
+        """``what`` it does now; empty when it is ready."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        text = f"{what} …"
+        if not what:
+            self._line.clear()
+        elif self._line.in_place:
+            self._line.say(text)
+        if what == KERNELS:
+            long = "compiling kernels (first start only; about a minute) …"
+            self._timer = asyncio.get_running_loop().call_later(self.WONDER_S, self._line.say, long)
 
 
 def waiting_for(counts: Mapping[str, int], status: Status) -> str:
