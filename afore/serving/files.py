@@ -73,13 +73,18 @@ def _first_key_twice(text: str) -> tuple[str, int] | None:
             if not top.key_due and isinstance(event, yaml.ScalarEvent):
                 top.key = event.value
                 if top.key in top.seen:
-                    return ".".join(part.key for part in stack if part.is_mapping), event.start_mark.line + 1
+                    return ".".join(part.key for part in stack if part.is_mapping), _line(event)
                 top.seen.add(top.key)
         if isinstance(event, yaml.CollectionStartEvent):
             if len(stack) >= DEPTH_LIMIT:
                 raise _TooDeep
             stack.append(_Open(isinstance(event, yaml.MappingStartEvent)))
     return None
+
+
+def _line(event: yaml.Event) -> int:
+    mark = event.start_mark
+    return 0 if mark is None else mark.line + 1
 
 
 class _Open:
