@@ -241,8 +241,8 @@ class _Process:
             operation=f"waiting for {', '.join(names)} to be free there",
             hint="a process that this one cannot see has that rank",
         ):
-            while not names <= set(client.status.absent) and not client.status.lost:
-                await client.wait_change()
+            while not names <= set((status := client.status).absent) and not status.lost:
+                await client.status_after(status)
         self._raise_if_lost(client.status)
 
     async def _role(self, role: str, rank: int, fabric: ShmFabric, client: Client | None) -> None:
@@ -272,7 +272,7 @@ class _Process:
                 while not status.serving:
                     self._raise_if_lost(status)
                     self._line.say(waiting_for(identity.counts, status))
-                    status = await client.wait_change()
+                    status = await client.status_after(status)
         except DeadlineExceeded:
             raise DeadlineExceeded(
                 identity.cluster,
@@ -287,7 +287,8 @@ class _Process:
         if DOOR in self._roles:
             print_address(status.url, self._config, self._console)
         while True:
-            self._raise_if_lost(await client.wait_change())
+            status = await client.status_after(status)
+            self._raise_if_lost(status)
 
     def _raise_if_lost(self, status: control.Status) -> None:
         # That the door is gone is told by its last word, or by the lack of it.
@@ -298,8 +299,8 @@ class _Process:
         """Who was lost, as the hub says, where it says so in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WORD_S):
-                while not client.status.lost:
-                    await client.wait_change()
+                while not (status := client.status).lost:
+                    await client.status_after(status)
         return client.status.lost
 
     async def _release(self, store: rendezvous.Store, identity: ClusterIdentity, member: Taken) -> None:

@@ -77,10 +77,10 @@ class Client:
         async with self._changed:
             await self._changed.wait_for(lambda: self._heard or self._gone)
 
-    async def wait_change(self) -> control.Status:
-        """The next status the hub sends."""
+    async def status_after(self, seen: control.Status) -> control.Status:
+        """The hub's word once it is another than ``seen``; one that came before this was called counts, so none is missed."""
         async with self._changed:
-            await self._changed.wait()
+            await self._changed.wait_for(lambda: self.status is not seen)
         return self.status
 
     async def submit(
