@@ -51,6 +51,8 @@ class Taken:
 
     role: str
     claim: Claim
+    me: str
+    """How it stands in its rank's cell: unique, also among the roles of this process."""
 
     @property
     def name(self) -> str:
@@ -191,10 +193,11 @@ class _Process:
         directory = ShmConfig(run_id=identity.cluster).run_directory
         async with contextlib.AsyncExitStack() as stack:
             taken: list[Taken] = []
-            for role in self._roles:
+            for number, role in enumerate(self._roles):
                 if role != DOOR:
-                    machine = claiming(role, identity.counts[role], self._rank, self._me, _lives)
-                    taken.append(Taken(role, await store.claim(role, identity.nonce, machine)))
+                    me = f"{self._me}/{number}"
+                    machine = claiming(role, identity.counts[role], self._rank, me, _lives)
+                    taken.append(Taken(role, await store.claim(role, identity.nonce, machine), me))
                     stack.push_async_callback(self._release, store, identity, taken[-1])
             watch = _join_directory(directory, "watch")
             stack.push_async_callback(watch.close)
@@ -305,7 +308,7 @@ class _Process:
 
     async def _release(self, store: rendezvous.Store, identity: ClusterIdentity, member: Taken) -> None:
         with contextlib.suppress(PeerLost, ConfigError):
-            await store.release(member.role, identity.nonce, member.claim, self._me)
+            await store.release(member.role, identity.nonce, member.claim, member.me)
 
     def _left_us(self) -> float:
         """What is left of ``times.join_s``."""
@@ -346,7 +349,7 @@ def _host_id() -> str:
 def _lives(holder: str) -> bool:
     """Whether the process that holds a rank is alive. One of another machine, or one that we cannot read, counts as alive."""
     try:
-        host, pid, ticks, _ = holder.split("/")
+        host, pid, ticks, _, _ = holder.split("/")
         return host != _host_id() or str(start_ticks(int(pid))) == ticks
     except ValueError:
         return True
