@@ -85,6 +85,15 @@ def greedy(prompt: str, count: int) -> str:
     return tokenizer.decode(Reference(bundled_model_path()).generate(tokenizer.encode(prompt), count))
 
 
+def until_it_says(process: Launcher, words: str) -> None:
+    """Reads standard error up to a line with these words."""
+    assert process.process.stderr is not None
+    lines: list[str] = []
+    while not lines or words not in lines[-1]:
+        lines.append(process.process.stderr.readline())
+        assert lines[-1], lines
+
+
 @pytest.fixture
 def hands(tmp_path: Path) -> Hands:
     return Hands(tmp_path)
@@ -93,8 +102,8 @@ def hands(tmp_path: Path) -> Hands:
 @pytest.mark.parametrize(
     "order",
     [
-        ("door", "ffn", "scheduler", "attention,prefill", "ffn"),
-        ("ffn", "attention", "ffn", "prefill,scheduler", "door"),
+        ("door", "ffn", "scheduler,attention", "ffn,prefill"),
+        ("ffn,ffn", "prefill", "attention,scheduler", "door"),
     ],
     ids=["door first", "door last"],
 )
@@ -120,10 +129,7 @@ def test_what_does_not_belong_is_refused_the_dead_are_replaced_and_a_loss_is_nam
     first = hands.start("ffn", "--rank", "1", "--log", "error")
     (pid,) = [p.pid for p in first.processes()[:1]]
     # The hub has it once it is not among the missing any more.
-    waiting = first.process.stderr
-    assert waiting is not None
-    while "ffn 1/2" not in (line := waiting.readline()):
-        assert line
+    until_it_says(first, "ffn 1/2")
     another = hands.write("another.yaml", "attention: 1\nffn: 3\n")
     refused = {
         "topology.ffn: this process was given 3": hands.start("ffn", file=another),
@@ -154,9 +160,7 @@ def test_what_does_not_belong_is_refused_the_dead_are_replaced_and_a_loss_is_nam
 def test_ctrl_c_while_waiting_is_quiet_and_a_door_that_never_comes_is_named(hands: Hands) -> None:
     quiet = hands.start("ffn")
     alone = hands.start("scheduler", "--times.join_s", "2")
-    assert quiet.process.stderr is not None
-    while "waiting for the door" not in (line := quiet.process.stderr.readline()):
-        assert line
+    until_it_says(quiet, "waiting for the door")
     quiet.signal(signal.SIGINT)
     status, out, err = quiet.end()
     assert (status, out, err) == (0, "", "")
