@@ -39,7 +39,7 @@ ANSWER_S = 10.0
 LOOK_AGAIN_US = 100_000.0
 _NAMED_PORTS = range(20_000, 29_000)
 T = TypeVar("T")
-TCPStore: TypeAlias = distributed.TCPStore  # type: ignore[name-defined]  # torch's stubs do not re-export it
+TCPStore: TypeAlias = distributed.TCPStore  # type: ignore[attr-defined,name-defined]  # torch's stubs do not re-export it
 
 
 def place(topology: Topology, cluster: str | None) -> tuple[str, int, str | None]:
