@@ -168,9 +168,10 @@ class Cluster:
 
     async def lost(self) -> str:
         """Returns, naming it, when a role has died."""
-        while not self._client.status.lost:
-            await self._client.wait_change()
-        return self._client.status.lost
+        status = self._client.status
+        while not status.lost:
+            status = await self._client.status_after(status)
+        return status.lost
 
 
 async def complete(cluster: Cluster, prompt: str | Sequence[int], **options: Any) -> list[Token]:

@@ -6,6 +6,12 @@ says why), 1 when something failed on the way (one line names it).
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    # Until the loop takes signals, Ctrl-C ends this process as it ends any other, without a word: nothing is started yet.
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import asyncio
 import dataclasses
 import os
@@ -26,6 +32,7 @@ EXIT_USAGE = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch's store tells each retry with a stack
     from afore.core.errors import AforeError, CheckpointError, ConfigError, HostError, RequestError, RoleLost
 
     try:
@@ -46,18 +53,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     from afore.core.clock import WallClock
-    from afore.serving.options import parse
+    from afore.serving.options import given_keys, parse
 
     started_ns = WallClock().now_ns()
     options, config = parse(argv)
     if options.role is not None:
-        from afore.serving.process import run_by_hand
-
-        config = dataclasses.replace(config, serve=dataclasses.replace(config.serve, http=True))
-        return run_by_hand(
-            options.roles, options.rank, cluster=options.cluster or "default", config=config, log_level=options.log
-        )
+        return _run_roles(options, config, given_keys(argv))
     return asyncio.run(_until_signalled(_supervise(options, config, started_ns)))
+
+
+def _run_roles(options: LaunchOptions, config: RunConfig, given: frozenset[str]) -> int:
+    """One process of a cluster that is started by hand."""
+    from afore.serving.ready import StatusLine
+
+    with StatusLine() as line:
+        line.say("loading torch")
+        from afore.serving.by_hand import run_by_hand
+
+        return run_by_hand(
+            options.roles,
+            options.rank,
+            cluster=options.cluster,
+            config=dataclasses.replace(config, serve=dataclasses.replace(config.serve, http=True)),
+            given=given,
+            log_level=options.log,
+            line=line,
+        )
 
 
 async def _until_signalled(work: Coroutine[Any, Any, int]) -> int:
@@ -85,11 +106,13 @@ async def _until_signalled(work: Coroutine[Any, Any, int]) -> int:
 
 async def _supervise(options: LaunchOptions, config: RunConfig, started_ns: int) -> int:
     """Starts the topology, does what was asked, ends it."""
+    from afore.serving.ready import StartProgress, StatusLine
     from afore.serving.supervisor import Supervisor
 
     # The fork server imports on one core while this process imports on another.
-    async with Supervisor() as supervisor:
-        return await _serve(options, config, supervisor, started_ns)
+    with StatusLine() as line:
+        async with Supervisor(StartProgress(line).see) as supervisor:
+            return await _serve(options, config, supervisor, started_ns)
 
 
 async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervisor, started_ns: int) -> int:
@@ -137,16 +160,26 @@ async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervis
                 print_address(cluster.url, config, console)
                 lost = await cluster.lost()
                 raise RoleLost(*lost.split(": ", 1))
-            answers = await demo.answer_all(cluster, prompts, console)
+            if options.prompt is not None:
+                answers = [await demo.answer_one(cluster, prompts[0])]
+            else:
+                answers = await demo.answer_all(cluster, prompts, console)
             result = demo.summarise(answers, await cluster.stats(), config.policy, config.topology.describe())
     if options.prompt is not None and options.json != "-":
         console.print(answers[0].text, markup=False, highlight=False, soft_wrap=True)
+        if note := demo.limit_note(answers[0]):
+            print(note, file=sys.stderr)
     elif options.prompt is None:
         demo.print_summary(result, console)
     if options.json is not None:
         demo.write_json(options.json, result)
-    return 0
+    failed = [answer for answer in answers if answer.error]
+    for answer in failed:
+        print(f"afore: prompt {answer.prompt.id}: {answer.error}", file=sys.stderr)
+    return EXIT_FAILED if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: a late Ctrl-C changes no status
+    sys.exit(status)

@@ -19,7 +19,7 @@ from afore.models.config import ModelSpec
 from afore.scheduler.costs import CostModel, Costs
 from afore.scheduler.demand_book import DemandBook
 from afore.scheduler.planner import PlannerConfig
-from afore.scheduler.policies.base import PolicyContext
+from afore.scheduler.policies.base import Policy, PolicyContext
 from afore.scheduler.policies.registry import make_policy
 from afore.scheduler.publisher import Publisher
 from afore.scheduler.service import Planning
@@ -93,6 +93,37 @@ async def _serve(ctx: RoleContext, spec: ModelSpec) -> None:
         raise failures.exceptions[0] from None
 
 
+def build_policy(config: RunConfig, spec: ModelSpec, costs: CostModel) -> Policy:
+    """The policy of this run. Raises ``ConfigError``, also for what its constructor raises."""
+    topology = config.topology
+    return make_policy(
+        config.policy,
+        PolicyContext(
+            planner=PlannerConfig(
+                num_experts=spec.num_experts,
+                num_workers=topology.ffn,
+                slots_per_worker=slots_vector(topology.slots_N, topology.ffn),
+                tile_tokens=config.planner.tile_tokens,
+                copy_budget=config.copy_budget,
+                compactness=config.planner.compactness,
+            ),
+            primaries_E=contiguous_primaries(spec.num_experts, topology.ffn),
+            num_layers=spec.num_moe_layers,
+            num_microbatches=topology.microbatches,
+            costs=costs.layer,
+        ),
+    )
+
+
+def seeded_costs(config: RunConfig, spec: ModelSpec) -> CostModel:
+    """The cost model before anything was measured."""
+    return CostModel(
+        Costs(tile_us=config.costs.tile_us, copy_us=config.costs.copy_us, window_us=config.costs.window_us),
+        num_layers=spec.num_moe_layers,
+        frozen=not config.costs.adapt,
+    )
+
+
 def _planning(
     ctx: RoleContext,
     spec: ModelSpec,
@@ -105,28 +136,8 @@ def _planning(
 ) -> Planning:
     config, topology = ctx.config, ctx.config.topology
     primaries_E = contiguous_primaries(spec.num_experts, topology.ffn)
-    costs = CostModel(
-        Costs(tile_us=config.costs.tile_us, copy_us=config.costs.copy_us, window_us=config.costs.window_us),
-        num_layers=spec.num_moe_layers,
-        frozen=not config.costs.adapt,
-    )
-    policy = make_policy(
-        config.policy,
-        PolicyContext(
-            planner=PlannerConfig(
-                num_experts=spec.num_experts,
-                num_workers=topology.ffn,
-                slots_per_worker=slots_vector(topology.slots_N, topology.ffn),
-                tile_tokens=config.planner.tile_tokens,
-                copy_budget=config.copy_budget,
-                compactness=config.planner.compactness,
-            ),
-            primaries_E=primaries_E,
-            num_layers=spec.num_moe_layers,
-            num_microbatches=topology.microbatches,
-            costs=costs.layer,
-        ),
-    )
+    costs = seeded_costs(config, spec)
+    policy = build_policy(config, spec, costs)
     timeout_us = config.times.control_s * 1e6
 
     async def ring_bells(sequence: int) -> None:

@@ -6,12 +6,11 @@ defaults through ``vars``.
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
 from typing import Literal
 
 from afore.core.errors import ConfigError
-from afore.core.topology import Topology
+from afore.core.topology import Topology, is_loopback
 
 
 def _at_least(section: str, low: float, **values: float | None) -> None:
@@ -119,10 +118,7 @@ class ServeOptions:
     @property
     def loopback(self) -> bool:
         """Whether only this machine reaches ``host``; a name other than localhost counts as reachable from others."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from afore.core.config import RunConfig
 from afore.core.record import record
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 """Raised with every change of a record or message; peers of different versions refuse each other."""
 
 # Membership: role -> hub
@@ -398,6 +398,8 @@ class Status:
     tensors_total: int
     url: str = ""
     """Where the door listens for HTTP; empty where it does not."""
+    absent: tuple[str, ...] = ()
+    """Those of the missing that have not even joined."""
 
 
 @record

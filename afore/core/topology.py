@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,8 @@ ROLES = (DOOR, SCHEDULER, FFN, ATTENTION, PREFILL)
 
 MAX_LAYERS = 1 << LAYER_BITS
 MAX_WORKERS = 1024
+RENDEZVOUS_PORT = 29513
+"""Where roles that are started by hand find each other, unless they are told otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +41,15 @@ class Topology:
     """R for each FFN worker where they differ; overrides ``redundant_slots``."""
     fabric: Literal["auto", "shm", "loopback"] = "auto"
     """How bytes move: auto takes shm between processes and loopback in one process."""
+    rendezvous: str | None = None
+    """HOST:PORT where roles started by hand find each other; none: a local port for each --cluster name."""
+    rendezvous_remote: bool = False
+    """Listen or join beyond this machine; takes secret_file too."""
+    secret_file: str | None = None
+    """File with the cluster's shared secret, the same on every machine: what is found at the rendezvous must be proved with it."""
 
     def __post_init__(self) -> None:
+        self._check_rendezvous()
         for field, low, high in (
             ("attention", 1, MAX_WORKERS),
             ("ffn", 1, MAX_WORKERS),
@@ -63,6 +73,17 @@ class Topology:
                     "topology.redundant_slots_per_worker", f"{per_worker!r} has a negative or broken value"
                 )
 
+    def _check_rendezvous(self) -> None:
+        if self.rendezvous is None:
+            return
+        host, _ = split_address(self.rendezvous)
+        if not (is_loopback(host) or (self.rendezvous_remote and self.secret_file is not None)):
+            raise ConfigError(
+                "topology.rendezvous",
+                f"{host} lies beyond this machine",
+                "use 127.0.0.1, or say so with topology.rendezvous_remote and give topology.secret_file",
+            )
+
     @property
     def slots_N(self) -> tuple[int, ...]:
         """R of every FFN worker."""
@@ -85,3 +106,20 @@ class Topology:
 def member_name(role: str, rank: int) -> str:
     """``ffn-2``: the name of a member in messages, logs and errors."""
     return f"{role}-{rank}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``127.0.0.1:29513`` or ``[::1]:29513`` as (host, port). Raises ``ConfigError``."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not (port.isascii() and port.isdecimal()) or not 1 <= int(port) <= 65535:
+        raise ConfigError("topology.rendezvous", f"{address!r} is no HOST:PORT", f"such as 127.0.0.1:{RENDEZVOUS_PORT}")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches ``host``; a name other than localhost counts as reachable from others."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -10,24 +11,31 @@ import numpy as np
 from afore.core.config import RunConfig
 from afore.core.errors import ConfigError, HostError
 from afore.core.slots import contiguous_primaries
+from afore.core.topology import Topology
 from afore.models.budget import MemoryBudget, memory_budget
 from afore.models.checkpoint import Checkpoint
 from afore.models.fused_forms import describe_path, kernel_path
 from afore.models.loading import verify_checkpoint
 from afore.scheduler.policies.registry import check_policy
+from afore.scheduler.role import build_policy, seeded_costs
 from afore.serving.door import request_limits
 from afore.serving.spec import checkpoint_path
 from afore.transport.layouts import layouts_for
 from afore.workers.kv_layout import kv_layout
 
 SHARED_MEMORY = "/dev/shm"
+DESCRIPTORS_OWN = 64
+"""Files that a process opens for itself: the interpreter, weights, an event loop, its HTTP clients beside these."""
+DESCRIPTORS_PER_MEMBER = 8
+"""Files that one more member costs the process that has the most of them: channel, links, rings, doorbells, mapped regions."""
 
 
 def check(config: RunConfig) -> None:
-    """Refuses what cannot run, before anything is started: the policy's name, the checkpoint, kernels and lengths it does not have.
+    """Refuses what cannot run, before anything is started: the policy, the checkpoint, kernels and lengths it does not have.
 
     Raises ``ConfigError`` or ``CheckpointError``.
     """
+    check_descriptors(config.topology)
     check_policy(config.policy)
     if config.device.name != "cpu":
         raise ConfigError("device.name", f"{config.device.name} is for virtual time", "leave it at cpu")
@@ -43,6 +51,24 @@ def check(config: RunConfig) -> None:
         verify_checkpoint(checkpoint)
         kernel_path(config.kernels, checkpoint.family, checkpoint.config, config.dtype)
         request_limits(config, checkpoint.spec)
+        build_policy(config, checkpoint.spec, seeded_costs(config, checkpoint.spec))
+
+
+def check_descriptors(topology: Topology) -> None:
+    """Refuses a limit on open files below what the largest process of the topology opens, after raising it as far as it goes.
+
+    Raises ``HostError``.
+    """
+    needed = DESCRIPTORS_OWN + DESCRIPTORS_PER_MEMBER * len(topology.members())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise HostError(
+            "file descriptors",
+            f"this shell allows {hard} open files and a role may need {needed}",
+            f"ulimit -n {needed}, as root where the shell refuses, or start fewer roles",
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _budget(config: RunConfig) -> MemoryBudget:

@@ -20,6 +20,9 @@ HUB = "hub"
 WATCH_BACKLOG = 10_000
 """Plans or spans kept for a watcher that reads slowly; older ones make room."""
 
+DOOR_GONE = "door-0: its process ended"
+"""The ``lost`` of a status that the hub did not send: its channel ended."""
+
 Event = control.TokenOut | control.Finished | control.Failed
 
 
@@ -39,6 +42,7 @@ class Client:
         self._changed = asyncio.Condition()
         self.status = control.Status(False, (), "", 0, 0)
         """What the hub said last about who is up."""
+        self._heard = False
         self._gone: TransportError | None = None
 
     @classmethod
@@ -68,10 +72,15 @@ class Client:
             await self._changed.wait_for(lambda: self.status.serving or self.status.lost or self._gone)
         self.raise_if_lost()
 
-    async def wait_change(self) -> control.Status:
-        """The next status the hub sends."""
+    async def known(self) -> None:
+        """Returns once the hub has said who is up; it does at once, so the wait is the caller's to bound."""
         async with self._changed:
-            await self._changed.wait()
+            await self._changed.wait_for(lambda: self._heard or self._gone)
+
+    async def status_after(self, seen: control.Status) -> control.Status:
+        """The hub's word once it is another than ``seen``; one that came before this was called counts, so none is missed."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.status is not seen)
         return self.status
 
     async def submit(
@@ -179,10 +188,10 @@ class Client:
         except TransportError as error:
             self._gone = error
             if not self.status.lost:
-                self.status = dataclasses.replace(self.status, serving=False, lost="door-0: its process ended")
+                self.status = dataclasses.replace(self.status, serving=False, lost=DOOR_GONE)
             at_ns = self._clock.now_ns()
             for name, queue in self._requests.items():
-                queue.put_nowait((at_ns, control.Failed(name, "RoleLost", "door-0: its process ended", "start again")))
+                queue.put_nowait((at_ns, control.Failed(name, "RoleLost", DOOR_GONE, "start again")))
             for future in self._stats.values():
                 if not future.done():
                     future.set_exception(PeerLost(HUB, "ended before it answered"))
@@ -196,6 +205,7 @@ class Client:
                 queue.put_nowait((self._clock.now_ns(), message))
         elif isinstance(message, control.Status):
             self.status = message
+            self._heard = True
         elif isinstance(message, control.Stats):
             future = self._stats.get(message.ticket)
             if future is not None and not future.done():

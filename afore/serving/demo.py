@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afore.core.control import Status
-from afore.core.errors import ConfigError, HostError
+from afore.core.errors import ConfigError, HostError, RequestError
 from afore.core.metrics import FORMULAS, percentiles
 from afore.models.bundle import Prompt, bundled_prompts
 
@@ -41,6 +41,8 @@ class TokenLike(Protocol):
     def text(self) -> str: ...
     @property
     def at_ns(self) -> int: ...
+    @property
+    def finish_reason(self) -> str: ...
 
 
 class ClusterLike(Protocol):
@@ -62,6 +64,8 @@ class Answer:
     arrivals_ns: list[int] = field(default_factory=list)
     text: str = ""
     error: str = ""
+    """Why it was not answered; empty while all is well."""
+    finish_reason: str = ""
     done: bool = False
 
 
@@ -101,7 +105,10 @@ def read_prompts(path: str | None, max_new_tokens: int) -> tuple[Prompt, ...]:
 
 
 async def answer_all(cluster: ClusterLike, prompts: Sequence[Prompt], console: Console) -> list[Answer]:
-    """Submits every prompt at once and follows them; raises what ended the first request that failed."""
+    """Submits every prompt at once and follows them. One that cannot be answered says so (``error``) and holds up no other.
+
+    Raises ``RoleLost``.
+    """
     answers = [Answer(prompt) for prompt in prompts]
     shown = _choose(answers)
     live = Live(console=console, refresh_per_second=8, get_renderable=lambda: _picture(shown, answers))
@@ -114,6 +121,20 @@ async def answer_all(cluster: ClusterLike, prompts: Sequence[Prompt], console: C
     return answers
 
 
+async def answer_one(cluster: ClusterLike, prompt: Prompt) -> Answer:
+    """One prompt's answer, whole. Raises ``RequestError``, ``RoleLost``."""
+    answer = Answer(prompt)
+    await _take(cluster, answer)
+    return answer
+
+
+def limit_note(answer: Answer) -> str:
+    """That an answer was cut off, and how to get more of it; empty for one that came to its end."""
+    if answer.finish_reason != "length":
+        return ""
+    return f"(stopped at the limit of {len(answer.token_ids)} tokens; --max-new-tokens raises it)"
+
+
 async def _gather(cluster: ClusterLike, answers: Sequence[Answer]) -> None:
     try:
         async with asyncio.TaskGroup() as group:
@@ -124,11 +145,19 @@ async def _gather(cluster: ClusterLike, answers: Sequence[Answer]) -> None:
 
 
 async def _follow(cluster: ClusterLike, answer: Answer) -> None:
+    try:
+        await _take(cluster, answer)
+    except RequestError as error:
+        answer.error = f"{error.problem}; {error.remedy}" if error.remedy else error.problem
+
+
+async def _take(cluster: ClusterLike, answer: Answer) -> None:
     answer.submitted_ns = cluster.clock.now_ns()
     async for token in cluster.generate(answer.prompt.prompt, max_new_tokens=answer.prompt.max_new_tokens):
         answer.token_ids.append(token.id)
         answer.arrivals_ns.append(token.at_ns)
         answer.text += token.text
+        answer.finish_reason = token.finish_reason
     answer.done = True
 
 
@@ -183,7 +212,9 @@ def summarise(answers: Sequence[Answer], stats: dict[str, Any], policy: str, top
         "topology": topology,
         "counters": stats["counters"],
         "answers": [
-            {"id": a.prompt.id, "domain": a.prompt.domain, "text": a.text, "token_ids": a.token_ids} for a in answers
+            {"id": a.prompt.id, "domain": a.prompt.domain, "text": a.text, "token_ids": a.token_ids}
+            | ({"error": a.error} if a.error else {})
+            for a in answers
         ],
     }
 

@@ -35,14 +35,22 @@ def request_limits(config: RunConfig, spec: ModelSpec) -> Limits:
 
 
 async def serve(
-    fabric: Fabric, hub_address: str, config: RunConfig, spec: ModelSpec, text: Text | None, clock: Clock
+    fabric: Fabric,
+    hub_address: str,
+    config: RunConfig,
+    spec: ModelSpec,
+    text: Text | None,
+    clock: Clock,
+    *,
+    replaceable: bool = False,
 ) -> None:
     """Runs hub and engine, and the HTTP door where it is asked for, until a client stops the cluster.
 
+    ``replaceable``: a role that is lost before all have loaded only frees its rank.
     Raises ``ConfigError`` when the door's address cannot be had.
     """
     # Every role is sent the hub's configuration; the key is nobody's business but the door's.
-    hub = Hub(fabric, dataclasses.replace(config, serve=ServeOptions()))
+    hub = Hub(fabric, dataclasses.replace(config, serve=ServeOptions()), replaceable=replaceable)
     engine = Engine(hub, config, request_limits(config, spec), text)
     async with contextlib.AsyncExitStack() as stack:
         if config.serve.http:

@@ -68,10 +68,11 @@ class Outbox:
 class Hub:
     """Accepts roles and clients, runs the membership, routes messages between them and the engine."""
 
-    def __init__(self, fabric: Fabric, config: RunConfig) -> None:
+    def __init__(self, fabric: Fabric, config: RunConfig, *, replaceable: bool = False) -> None:
+        """``replaceable``: a role that is lost before all have loaded only frees its rank."""
         self._fabric = fabric
         self._config = config
-        self.membership = Membership(config.topology)
+        self.membership = Membership(config.topology, replaceable=replaceable)
         self.on_member: Callable[[str, int, control.Message], None] = _nobody
         """The engine's handler of messages from roles."""
         self.on_client: Callable[[int, control.Message], None] = _nobody
@@ -177,6 +178,7 @@ class Hub:
         self._members[member] = outbox
         self._empty.clear()
         outbox.post(control.Welcome(join.role, rank, self._config))
+        self._broadcast_status()
         failure = ""
         try:
             async with _writing(outbox):
@@ -197,7 +199,10 @@ class Hub:
 
     def _lost(self, member: MemberId, reason: str) -> None:
         self.membership.lost(member, reason)
-        self.on_lost(member_name(*member), reason)
+        if self.membership.lost_member:
+            self.on_lost(member_name(*member), reason)
+        else:
+            log.warning("%s left before the cluster served (%s); its rank is free", member_name(*member), reason)
         self._broadcast_status()
 
     def _from_member(self, member: MemberId, message: control.Message) -> None:
@@ -278,6 +283,7 @@ class Hub:
             tensors_loaded=done,
             tensors_total=total,
             url=self.url,
+            absent=self.membership.absent(),
         )
 
     def _broadcast_status(self) -> None:

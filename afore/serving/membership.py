@@ -1,7 +1,8 @@
 """Who is in the cluster, as a pure state machine: events in, messages out; no I/O, no clock.
 
 An epoch opens when every member of the topology has loaded, and serves when every member has linked. A member that is lost ends
-the epoch; this version does not open another one.
+the epoch; this version does not open another one. Where members are replaceable (roles that people start), one that is lost
+before the epoch opens only frees its rank.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class Send:
 class Membership:
     """The hub's view of the topology's members."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, *, replaceable: bool = False) -> None:
         self.topology = topology
+        self._replaceable = replaceable
         self.epoch = 0
         self.serving = False
         self.lost_member = ""
@@ -115,8 +117,12 @@ class Membership:
         return [Send(tuple(self._members), control.Serve(self.epoch))]
 
     def lost(self, member: MemberId, reason: str) -> None:
-        """A member is gone: the epoch has ended. The first loss is the one that is named."""
+        """A member is gone: the epoch has ended, or its rank is free again. The first loss is the one that is named."""
         self._stages.pop(member, None)
+        if self._replaceable and self.epoch == 0:
+            self._members.pop(member, None)
+            self._loading.pop(member, None)
+            return
         self.serving = False
         if not self.lost_member:
             self.lost_member = f"{member_name(*member)}: {reason}"
@@ -127,6 +133,14 @@ class Membership:
             member_name(*member)
             for member in self.topology.members()
             if member[0] != "door" and self._stages.get(member, Stage.JOINED) is not Stage.LINKED
+        )
+
+    def absent(self) -> tuple[str, ...]:
+        """Members that have not joined, by name."""
+        return tuple(
+            member_name(*member)
+            for member in self.topology.members()
+            if member[0] != "door" and member not in self._stages
         )
 
     def _all(self, stage: Stage) -> bool:

@@ -12,13 +12,17 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import jsonargparse
+import yaml
 
 from afore.core.config import RunConfig
 from afore.core.errors import ConfigError
-from afore.core.topology import ROLES
+from afore.core.topology import ROLES, Topology
+from afore.core.version import VERSION
+from afore.serving.files import check_file
 
 EXAMPLE = """examples:
   python -m afore.launch --demo                      answer the bundled prompts, print the table, end
@@ -27,6 +31,7 @@ EXAMPLE = """examples:
   python -m afore.launch                             start the default topology, serve HTTP at 127.0.0.1:8000
   python -m afore.launch --host 0.0.0.0 --api-key SECRET --max-num-seqs 64
   python -m afore.launch --role ffn                  one role of the default local cluster, next free rank
+  python -m afore.launch --role door,scheduler,attention,prefill --topology topology.yaml
 """
 
 
@@ -39,6 +44,7 @@ SHORT_NAMES = {
     "max_model_len": "batch.max_model_len",
     "max_num_seqs": "batch.max_num_seqs",
     "kv_blocks": "batch.kv_blocks",
+    "rendezvous": "topology.rendezvous",
 }
 """What other servers call these on the command line."""
 SHORT = "".join(f"  --{short.replace('_', '-'):<48} --{key}\n" for short, key in SHORT_NAMES.items())
@@ -53,7 +59,7 @@ class LaunchOptions:
     rank: int | None = None
     """Rank of that role; none takes the next free one."""
     cluster: str | None = None
-    """Name of the local cluster to join or start; none means "default" for a role, and a new private one otherwise."""
+    """Name of the local cluster to join or start; none means the one at the rendezvous for a role, a new private one otherwise."""
     demo: bool = False
     """Answer the bundled prompts (or --prompts), print the table, end."""
     prompt: str | None = None
@@ -130,21 +136,58 @@ def _keys(kind: Any, prefix: str = "") -> list[str]:
 def _explain(message: str, known: list[str]) -> ConfigError:
     """One line out of jsonargparse's message: the key, what is wrong, the nearest known key."""
     text = " ".join(message.split())
-    unknown = re.search(r"[Uu]nrecognized arguments: --([\w.\-]+)", text)
+    unknown = re.search(r"[Uu]nrecognized arguments: --([\w.\-]+)(?:[= ]([^\s-]\S*))?", text)
     in_group = re.search(r"Group '([\w.]+)' does not accept option '([\w.\-]+)'", text)
     at_root = re.search(r"(?:[Kk]ey|Option|option) ['\"]([\w.\-]+)['\"](?: is not| not)", text)
     if unknown is not None or in_group is not None or at_root is not None:
         found = unknown or in_group or at_root
         assert found is not None
-        key = ".".join(found.groups())
+        key = found.group(1) if unknown is not None else ".".join(found.groups())
+        inside = [name for name in known if name.endswith("." + key.replace("-", "_"))]
+        if unknown is not None and inside:
+            value = "" if unknown.group(2) is None else f" {unknown.group(2)}"
+            return ConfigError(key, "no such option", f"did you mean --{inside[0]}{value}?")
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or difflib.get_close_matches(
             key.split(".")[-1], known, n=1, cutoff=0.5
         )
         return ConfigError(key, "no such option", f"did you mean {near[0]}?" if near else "see --help")
+    keys = re.findall(r"Parser key \"([\w.]+)\"", text)
     named = re.search(r"(?:[Aa]rgument|key) [\"'`]?-?-?([\w.]+)[\"'`]?:? ?", text)
     if named is not None and text.startswith("Parser key"):
         text = text[named.end() :]
-    return ConfigError(named.group(1) if named else "command line", text, "see --help")
+    # The innermost key is the one that is wrong: a file's own stands before it.
+    if keys:
+        return ConfigError(keys[-1], _plain(text), "see --help")
+    return ConfigError(named.group(1) if named else "command line", _plain(text), "see --help")
+
+
+_PLAIN = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "NoneType": "null",
+    "tuple[int, ...]": "a list of whole numbers",
+}
+
+
+def _plain(text: str) -> str:
+    """A value of the wrong type, without the types' Python names."""
+    one = re.search(r"Expected an? (.+?)\. Got value: (.*?)$", text)
+    several = re.search(r"Union subtypes Subtypes: \[(.*)\] Errors: .* Given value: (.*?)$", text)
+    if one is not None:
+        return f"{one.group(2)!r} is not {_type_name(one.group(1))}"
+    if several is not None:
+        names = re.findall(r"tuple\[int, \.\.\.\]|[\w.]*Literal\[[^\]]*\]|<class '[\w.]+'>|Path\w*", several.group(1))
+        return f"{several.group(2)!r} is not {' or '.join(_type_name(name) for name in names)}"
+    return re.sub(r"\btyping\.|<class '([\w.]+)'>", r"\1", text)
+
+
+def _type_name(hint: str) -> str:
+    name = re.sub(r"^<class '([\w.]+)'>$", r"\1", hint)
+    if name.rpartition("[")[0].endswith("Literal"):
+        return "one of " + ", ".join(re.findall(r"'([^']*)'", name))
+    return _PLAIN.get(name, name)
 
 
 def _underscored(argument: str) -> str:
@@ -167,6 +210,7 @@ def build_parser() -> _Parser:
         epilog=f"short names:\n{SHORT}\n{EXAMPLE}",
         formatter_class=_Formatter,
     )
+    parser.add_argument("--version", action="version", version=f"afore {VERSION}", help="print the version and end")
     parser.add_argument("--config", action="config", help="YAML file with any of the options below")
     parser.add_class_arguments(LaunchOptions, None, skip={"demo"})
     parser.add_argument(
@@ -176,11 +220,32 @@ def build_parser() -> _Parser:
     return parser
 
 
+def _check_files(arguments: Sequence[str]) -> None:
+    """Looks at every file that the arguments name, and at the topology file that a configuration names, before they are read."""
+    following = [*arguments[1:], ""][: len(arguments)]
+    for argument, after in zip(arguments, following, strict=True):
+        option, equals, value = argument.partition("=")
+        if option not in ("--config", "--topology"):
+            continue
+        path = value if equals else after
+        # Fields may also be given in place, as YAML.
+        if not path or path.startswith("{"):
+            continue
+        check_file(option.removeprefix("--"), path)
+        if option == "--config":
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            topology = content.get("topology") if isinstance(content, dict) else None
+            if isinstance(topology, str):
+                check_file("topology", str(Path(path).parent / topology))
+
+
 def parse(argv: Sequence[str] | None = None) -> tuple[LaunchOptions, RunConfig]:
     """Options and run configuration from the command line. Raises ``ConfigError`` naming the key."""
     parser = build_parser()
+    arguments = [_underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    _check_files(arguments)
     try:
-        values = parser.parse_args([_underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)])
+        values = parser.parse_args(arguments)
     except (
         TypeError,
         UnicodeDecodeError,
@@ -194,3 +259,15 @@ def parse(argv: Sequence[str] | None = None) -> tuple[LaunchOptions, RunConfig]:
     given = {name: getattr(parts, name) for name in launch_names}
     run = {field.name: getattr(parts, field.name) for field in dataclasses.fields(RunConfig)}
     return LaunchOptions(**given), RunConfig(**run)
+
+
+def given_keys(argv: Sequence[str] | None = None) -> frozenset[str]:
+    """The dotted keys of ``RunConfig`` that command line and files give. A topology file gives all of ``topology``: what it
+    leaves out is meant to be the default. To be called after ``parse`` has accepted the same arguments.
+    """
+    parser = build_parser()
+    arguments = [_underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    given = set(vars(parser.parse_args(arguments, defaults=False).as_flat()))
+    if "topology.__path__" in given:
+        given |= {f"topology.{field.name}" for field in dataclasses.fields(Topology)}
+    return frozenset(given & set(_keys(RunConfig)))

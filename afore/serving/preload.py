@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+
+IMPORTING = "loading torch and models"
+KERNELS = "loading kernels"
 
 
-def preload() -> None:
-    """Imports the roles, loads compiled kernels, and freezes the heap so that forks share it.
+def preload(tell: Callable[[str], None]) -> None:
+    """Imports the roles, loads compiled kernels, and freezes the heap so that forks share it. ``tell`` hears what comes next.
 
     One torch thread is set before any torch operation: a parent that ever ran a parallel region makes its children hang in theirs.
     """
+    tell(IMPORTING)
     import numpy.ma  # numba imports it at the first call of any kernel: 20 ms in each forked role
     import torch
 
@@ -27,10 +32,12 @@ def preload() -> None:
     from afore.workers.kernels import compile_kernels
 
     del RunConfig, process, numpy
+    tell(KERNELS)
     compile_planner()
     compile_loads()
     compile_kernels()
     compile_fused_kernels()
+    tell(IMPORTING)
     # transformers resolves modules lazily: building a small model once pulls in what every role needs.
     with Checkpoint(bundled_model_path()) as checkpoint:
         load_dense_model(checkpoint, torch.float32)

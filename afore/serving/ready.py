@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 from collections.abc import Callable, Mapping
+from types import TracebackType
 
 from rich.console import Console
+from rich.markup import escape
+from rich.status import Status as Spinner
 
 from afore.core.config import RunConfig
 from afore.core.control import Status
 from afore.core.topology import DOOR, Topology, member_name
+from afore.serving.preload import KERNELS
 from afore.serving.spec import model_name
 
 EXAMPLE_PROMPT = "Question: What is 3 * 4?\nAnswer:"
@@ -46,6 +51,87 @@ class ReadyLines:
         if self._console is not None:
             for name in names:
                 self._console.print(f"{name} is ready (pid {self._pids.get(name, '?')})")
+
+
+class StatusLine:
+    """One quiet line on standard error that says what is awaited: rewritten in place on a terminal, else printed as it changes."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, markup=False)
+        self._spinner = Spinner("", console=self._console) if self._console.is_terminal else None
+        self._shown = ""
+        self._spinning = False
+
+    @property
+    def in_place(self) -> bool:
+        """Whether there is a terminal, so that a line leaves nothing behind."""
+        return self._spinner is not None
+
+    def __enter__(self) -> StatusLine:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.clear()
+
+    def say(self, text: str) -> None:
+        """Shows what is awaited now."""
+        if text == self._shown:
+            return
+        self._shown = text
+        if self._spinner is None:
+            self._console.print(text, soft_wrap=True)
+            return
+        self._spinner.update(escape(text))
+        if not self._spinning:
+            self._spinner.start()
+            self._spinning = True
+
+    def clear(self) -> None:
+        """Nothing is awaited any more."""
+        self._shown = ""
+        if self._spinner is not None and self._spinning:
+            self._spinner.stop()
+            self._spinning = False
+
+    def over(self, text: str, console: Console) -> None:
+        """A lasting line on ``console``, above what is awaited."""
+        self.clear()
+        console.print(text, markup=False, soft_wrap=True)
+
+
+class StartProgress:
+    """What the fork server does: on a terminal as it happens, else one line, and only where it takes so long that one wonders."""
+
+    WONDER_S = 10.0
+
+    def __init__(self, line: StatusLine) -> None:
+        self._line = line
+        self._timer: asyncio.TimerHandle | None = None
+
+    def see(self, what: str) -> None:
+        """``what`` it does now; empty when it is ready."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        text = f"{what} …"
+        if not what:
+            self._line.clear()
+        elif self._line.in_place:
+            self._line.say(text)
+        if what == KERNELS:
+            long = "compiling kernels (first start only; about a minute) …"
+            self._timer = asyncio.get_running_loop().call_later(self.WONDER_S, self._line.say, long)
+
+
+def waiting_for(counts: Mapping[str, int], status: Status) -> str:
+    """``waiting for: ffn 1/2, prefill 0/1``: of each role that is not complete, how many are there of how many."""
+    absent = [name.rpartition("-")[0] for name in status.absent]
+    parts = [
+        f"{role} {count - absent.count(role)}/{count}" for role, count in counts.items() if absent.count(role) and count
+    ]
+    if parts:
+        return f"waiting for: {', '.join(parts)}"
+    return "everybody is here; loading weights"
 
 
 def print_address(url: str, config: RunConfig, console: Console) -> None:

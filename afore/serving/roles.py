@@ -75,15 +75,18 @@ async def run_role(
     clock: Clock,
     config: RunConfig,
     world: World,
+    replaceable: bool = False,
 ) -> None:
     """One role's life over ``fabric``, which it closes. ``config`` is the door's; the others are sent theirs.
 
+    ``replaceable`` is the door's too: a role that is lost before all have loaded only frees its rank.
     Returns after an orderly stop; raises the ``AforeError`` that ended the role.
     """
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(fabric.close)
         if role == DOOR:
-            await door.serve(fabric, hub_address, config, world.model_spec(config), world.text(config), clock)
+            spec, text = world.model_spec(config), world.text(config)
+            await door.serve(fabric, hub_address, config, spec, text, clock, replaceable=replaceable)
             return
         session = await _join(fabric, hub_address, role, rank, clock, config.times.join_s)
         stack.push_async_callback(session.close)

@@ -24,14 +24,12 @@ class ProcessSpec:
     cluster: str
     """Name of the local cluster."""
     roles: tuple[tuple[str, int], ...]
-    """(role, rank); rank -1 takes the next free one."""
+    """(role, rank)."""
     run_directory: str
     """Where the cluster's endpoints and secret are."""
     log_level: str
     config: RunConfig
     """Only the door's is used; everybody else is sent it."""
-    creates: bool = False
-    """Whether this process makes the cluster's directory (a door that was started by hand)."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the zygote."""

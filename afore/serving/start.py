@@ -141,5 +141,7 @@ async def connected(
 
 
 async def _tell(client: Client, on_status: Callable[[control.Status], None] | None) -> None:
+    status = client.status
     while on_status is not None:
-        on_status(await client.wait_change())
+        status = await client.status_after(status)
+        on_status(status)

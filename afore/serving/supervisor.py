@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,9 @@ class Exit:
 class Supervisor:
     """The processes of one cluster. Use as ``async with Supervisor() as supervisor``: nothing is left behind on exit."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_progress: Callable[[str], None] | None = None) -> None:
+        """``on_progress`` hears what the fork server does until it is ready, then an empty text."""
+        self._on_progress = on_progress or _nobody
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reports: asyncio.Task[None] | None = None
@@ -185,7 +187,10 @@ class Supervisor:
             while line := await reader.readline():
                 report = json.loads(line)
                 if "ready" in report:
+                    self._on_progress("")
                     self._ready.set()
+                elif "progress" in report:
+                    self._on_progress(report["progress"])
                 elif "checked" in report:
                     self._checked.put_nowait(report["checked"])
                 elif "forked" in report:
@@ -200,6 +205,10 @@ class Supervisor:
         self._exits.append(exit_)
         async with self._changed:
             self._changed.notify_all()
+
+
+def _nobody(_: str) -> None:
+    """Nobody wants to know."""
 
 
 def _lives(pid: int) -> bool:

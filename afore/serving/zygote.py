@@ -4,7 +4,7 @@ Run by the supervisor as ``python -m afore.serving.zygote FD`` in a session of i
 reports are JSON lines:
 
     supervisor → zygote   {"check": {…RunConfig…}}   {"fork": {…ProcessSpec…}}
-    zygote → supervisor   {"ready": pid}   {"checked": {"memory": [lines]} or {"refused": [error, parts]}}
+    zygote → supervisor   {"progress": text}   {"ready": pid}   {"checked": {"memory": [lines]} or {"refused": [error, parts]}}
                           {"forked": name, "pid": n}   {"exited": name, "pid": n, "status": n}
 
 It has no event loop and no threads, so a fork copies nothing that could be held. When the supervisor is gone (end of file), it ends
@@ -33,7 +33,7 @@ def main(fd: int) -> int:
     connection = socket.socket(fileno=fd)
     from afore.serving.preload import preload
 
-    preload()
+    preload(lambda what: connection.sendall(json.dumps({"progress": what}).encode() + b"\n"))
     return _Zygote(connection).run()
 
 

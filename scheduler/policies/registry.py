@@ -32,7 +32,15 @@ _KNOWN = f"policies are {', '.join(POLICIES)}, or your own as package.module:Cla
 
 def make_policy(name_or_path: str, context: PolicyContext) -> Policy:
     """Builds the policy of that name, or the user's class of that path. Raises ``ConfigError`` naming the nearest match."""
-    policy = _find(name_or_path)(context)
+    make = _find(name_or_path)
+    try:
+        policy = make(context)
+    except Exception as error:  # whatever a user's constructor raises
+        raise ConfigError(
+            "policy",
+            f"{name_or_path} cannot be made: its constructor raised {type(error).__name__}: {error}",
+            "mend it; it is called with one PolicyContext",
+        ) from error
     missing = [name for name in ("name", "wants_inputs") if not hasattr(policy, name)]
     if missing:
         raise ConfigError("policy", f"{name_or_path} has no attribute {' or '.join(missing)}", _remedy(name_or_path))

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 SMALL = ("--topology.attention", "1", "--topology.ffn", "2")
 GONE_S = 5.0
+PROMPTS = (("short", "Question:"), ("long", "word " * 3000))
 KEYS = {
     "requests",
     "completed",
@@ -226,6 +227,34 @@ def test_a_prompt_that_is_too_long_is_refused_in_one_line() -> None:
     assert status == 2
     assert len(stderr.strip().splitlines()) == 1
     assert "2048" in stderr
+
+
+def test_of_several_prompts_only_the_one_that_is_too_long_fails(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps({"id": name, "prompt": text}) for name, text in PROMPTS))
+    status, stdout, stderr = run(*SMALL, "--demo", "--prompts", str(file), "--max-new-tokens", "2")
+    assert status == 1
+    assert "1 of 2 answered" in stdout
+    assert stderr.startswith("afore: prompt long: ")
+    assert len(stderr.strip().splitlines()) == 1
+
+
+def test_a_policy_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> None:
+    source = "from afore.scheduler.policies.static import Static\n\n\nclass Broken(Static):\n"
+    source += "    def __init__(self, context):\n        raise KeyError('no such knob')\n"
+    (tmp_path / "broken_policy.py").write_text(source)
+    launcher = Launcher(*SMALL, "--policy", "broken_policy:Broken", "--demo", cwd=tmp_path)
+    status, stdout, stderr = launcher.end()
+    assert (status, stdout, len(stderr.strip().splitlines())) == (2, "", 1), stderr
+    assert "policy: broken_policy:Broken cannot be made: its constructor raised KeyError: 'no such knob'" in stderr
+
+
+def test_too_few_open_files_are_refused_in_one_line() -> None:
+    limited = f"ulimit -n 64 && exec {sys.executable} -m afore.launch --demo"
+    done = subprocess.run(["sh", "-c", limited], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.strip().splitlines())) == (2, "", 1), done.stderr
+    assert "file descriptors: this shell allows 64 open files" in done.stderr
+    assert "ulimit -n" in done.stderr
 
 
 def broken_checkpoint(directory: Path, how: str) -> Path:

@@ -85,3 +85,20 @@ def test_phases_cannot_be_skipped_or_repeated_and_epochs_must_agree() -> None:
     membership.loaded(("ffn", 0))
     with pytest.raises(WireError, match="said LOADED when it was LOADED"):
         membership.loaded(("ffn", 0))
+
+
+def test_where_roles_are_started_by_hand_one_that_leaves_before_the_epoch_only_frees_its_rank() -> None:
+    membership = Membership(TOPOLOGY, replaceable=True)
+    for role, rank in MEMBERS:
+        assert join(membership, role, rank) == rank
+    for member in MEMBERS[:-1]:
+        membership.loaded(member)
+    membership.lost(("ffn", 1), "killed")
+    assert membership.lost_member == ""
+    assert membership.absent() == ("ffn-1",)
+    assert membership.loaded(MEMBERS[-1]) == [], "the epoch waits for the one that left"
+    assert join(membership, "ffn") == 1
+    (opened,) = membership.loaded(("ffn", 1))
+    assert set(opened.members) == set(MEMBERS)
+    membership.lost(("ffn", 1), "killed again")
+    assert membership.lost_member == "ffn-1: killed again"

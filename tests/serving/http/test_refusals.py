@@ -232,7 +232,7 @@ async def a_door_alone(config: RunConfig) -> AsyncIterator[tuple[Client, Loopbac
                 break
             except PeerLost:
                 await asyncio.sleep(0)
-        await client.wait_change()
+        await client.known()
         try:
             yield client, network
         finally:
