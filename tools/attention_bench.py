@@ -29,6 +29,7 @@ from afore.models.fused_forms import why_not_fused
 from afore.models.fused_weights import take_weights
 from afore.models.kv import KVLayout, KVStorage
 from afore.models.loading import load_dense_model
+from afore.tools.ending import end_with
 
 EXAMPLE = """example:
   python -m afore.tools.attention_bench --tokens 1 8 32 --context 100
@@ -183,4 +184,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -16,6 +15,7 @@ from rich.table import Table
 
 from afore.tools import doctor_checks
 from afore.tools.doctor_checks import Check, Status
+from afore.tools.ending import end_with
 
 CHECKS: Final[tuple[Callable[[], Check | list[Check]], ...]] = (
     doctor_checks.check_platform,
@@ -99,4 +99,4 @@ def show(checks: Sequence[Check]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from afore.core.errors import ConfigError, TransportError
 from afore.core.plan import PlanEntry
 from afore.tools import hexdump
+from afore.tools.ending import end_with
 from afore.transport.records import MAILBOX_MAGIC, RING_MAGIC
 from afore.transport.shm_segments import NAME, ROOT
 from afore.transport.snapshot import (
@@ -267,4 +268,4 @@ def main(argv: Sequence[str] | None = None, *, root: str = ROOT, now_ns: int | N
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

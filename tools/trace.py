@@ -20,6 +20,7 @@ from rich.table import Table
 from afore.core.errors import AforeError, HostError
 from afore.core.metrics import percentile
 from afore.core.trace import SPANS
+from afore.tools.ending import end_with
 from afore.tools.span_table import SpanTable, build
 from afore.tools.span_view import show_roles, show_target
 from afore.tools.trace_files import open_directory
@@ -155,4 +156,4 @@ def _print_problems(problems: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

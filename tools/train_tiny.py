@@ -23,6 +23,7 @@ from afore.core.errors import AforeError, CheckpointError, ConfigError, HostErro
 from afore.models.checkpoint import Checkpoint
 from afore.models.loading import verify_checkpoint
 from afore.models.quiet import no_progress_bar
+from afore.tools.ending import end_with
 from afore.tools.train_corpus import read_domains, save_tokenizer, tokenize, train_tokenizer
 from afore.tools.train_loop import (
     StepReport,
@@ -258,4 +259,4 @@ def _report(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -1,8 +1,7 @@
 """The entrance of ``python -m afore.tools.bench``."""
 
-import sys
-
 from afore.tools.bench.command import main
+from afore.tools.ending import end_with
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)
