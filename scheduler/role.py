@@ -6,13 +6,12 @@ says stop. Three loops run side by side: control (announcements, statistics), de
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
 from afore.core import control
 from afore.core.config import RunConfig
-from afore.core.errors import AforeError, TransportError, WireError
+from afore.core.errors import WireError
 from afore.core.slots import contiguous_primaries, slots_vector
 from afore.core.topology import FFN
 from afore.models.config import ModelSpec
@@ -26,11 +25,12 @@ from afore.scheduler.service import Planning
 from afore.scheduler.stats import RunStats
 from afore.transport import bells
 from afore.transport.api import Lane, Link, Region, RegionKey
+from afore.transport.crew import crew, reporting
 from afore.transport.feedback import FeedbackReader
 from afore.transport.layouts import Layouts, layouts_for
 from afore.transport.mailbox import Mailbox
 from afore.transport.ring import RingWriter
-from afore.transport.session import HUB, RoleContext, Stopped
+from afore.transport.session import HUB, RoleContext
 
 
 class SchedulerWorld(Protocol):
@@ -43,16 +43,8 @@ class SchedulerWorld(Protocol):
 
 async def serve(ctx: RoleContext, world: SchedulerWorld) -> None:
     """Runs the role until the hub stops it. Raises the ``AforeError`` that ended it, after telling the hub."""
-    try:
+    async with reporting(ctx):
         await _serve(ctx, world.model_spec(ctx.config))
-    except Stopped:
-        return
-    except AforeError as error:
-        try:
-            await ctx.hub.send(control.Failure(type(error).__name__, str(error)))
-        except TransportError as lost:
-            error.add_note(f"the hub could not be told: {lost}")
-        raise
 
 
 async def _serve(ctx: RoleContext, spec: ModelSpec) -> None:
@@ -84,13 +76,10 @@ async def _serve(ctx: RoleContext, spec: ModelSpec) -> None:
     ]
     planning = _planning(ctx, spec, layouts, mailbox, ring, regions["feedback"], doors_N, directory.epoch)
     await ctx.hub.linked(directory.epoch)
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_demand(planning, regions["mailbox"], layouts), name="demand")
-            group.create_task(_feedback(planning, regions["feedback"]), name="feedback")
-            group.create_task(_control(ctx, planning), name="control")
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+    async with crew() as group:
+        group.create_task(_demand(planning, regions["mailbox"], layouts), name="demand")
+        group.create_task(_feedback(planning, regions["feedback"]), name="feedback")
+        group.create_task(_control(ctx, planning), name="control")
 
 
 def build_policy(config: RunConfig, spec: ModelSpec, costs: CostModel) -> Policy:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from afore.core import control
 from afore.core.clock import Clock, deadline
 from afore.core.config import RunConfig
-from afore.core.errors import AforeError, ConfigError, PeerLost, RegionRevoked, WireError
+from afore.core.errors import AforeError, ConfigError, PeerLost, RegionRevoked, TransportError, WireError
 from afore.core.messages import from_wire, to_wire
 from afore.core.topology import member_name
 from afore.core.trace import Span, Tracer
@@ -121,6 +121,21 @@ class HubSession:
                 return message
             self.watch = message
             self.watch_changed.set()
+
+    async def stop_follows(self, *, timeout_us: float) -> bool:
+        """Whether the hub ends the cluster within ``timeout_us``: asked by a role that has lost a peer.
+
+        In an orderly end roles hear of it one after another, and whose peer was faster sees it gone first. To be called once nobody
+        else receives; what comes before the end is dropped.
+        """
+        try:
+            async with asyncio.timeout(timeout_us * 1e-6):
+                while True:
+                    await self.receive()
+        except Stopped:
+            return True
+        except (TimeoutError, TransportError):
+            return False
 
     async def forward_spans(self, tracer: Tracer, clock: Clock) -> None:
         """Sends the tracer's spans to the hub while somebody watches; runs beside the role until cancelled.

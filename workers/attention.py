@@ -24,11 +24,11 @@ from afore.models.config import ModelSpec
 from afore.models.kv import BlockAllocator, KVLayout
 from afore.transport.api import Lane, Region
 from afore.transport.bells import BellKind, decode
+from afore.transport.crew import crew, reporting
 from afore.transport.exchange import Replies
 from afore.transport.layouts import layouts_for
 from afore.transport.session import HUB, Directory, HubSession, RoleContext
 from afore.workers.compute import Compute
-from afore.workers.crew import crew, reporting
 from afore.workers.kv_layout import kv_layout
 from afore.workers.kv_pool import KvPool
 from afore.workers.outbound import Doors, Outbound

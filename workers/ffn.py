@@ -26,11 +26,11 @@ from afore.models.config import ModelSpec
 from afore.scheduler.policies.registry import policy_wants_inputs
 from afore.transport import bells
 from afore.transport.api import Lane, Link, MappedRegion, Region, RegionKey
+from afore.transport.crew import crew, reporting
 from afore.transport.layouts import Layouts, layouts_for
 from afore.transport.ring import RingReader
 from afore.transport.session import HUB, Directory, HubSession, RoleContext
 from afore.workers.belfry import Belfry
-from afore.workers.crew import crew, reporting
 from afore.workers.device.base import CopyJob
 from afore.workers.experts import Store
 from afore.workers.ffn_world import FfnParts, FfnWorld, Peer

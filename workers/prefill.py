@@ -20,10 +20,10 @@ from afore.core.topology import ATTENTION
 from afore.models.prefill import PrefillModel
 from afore.transport import bells
 from afore.transport.api import Lane, Link, RegionKey
+from afore.transport.crew import crew, reporting
 from afore.transport.session import HUB, Directory, RoleContext
 from afore.workers.choosing import Chooser
 from afore.workers.compute import Compute
-from afore.workers.crew import crew, reporting
 from afore.workers.device.base import Work
 from afore.workers.kv_layout import kv_layout
 from afore.workers.kv_pool import bell

@@ -42,9 +42,9 @@ from afore.serving.ranks import Claim, claiming
 from afore.serving.ready import StatusLine, print_address, waiting_for
 from afore.serving.roles import RealWorld, run_role
 from afore.serving.spec import HUB_ADDRESS
+from afore.transport.crew import crew
 from afore.transport.shm import ShmConfig, ShmFabric
 from afore.transport.shm_segments import start_ticks
-from afore.workers.crew import crew
 
 LOOK_AGAIN_US = 50_000.0
 """How soon a process looks again for a hub that is about to listen."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
-IMPORTING = "loading torch and models"
+IMPORTING = "loading torch"
+MODELS = "loading models"
 KERNELS = "loading kernels"
 
 
@@ -32,12 +33,11 @@ def preload(tell: Callable[[str], None]) -> None:
     from afore.workers.kernels import compile_kernels
 
     del RunConfig, process, numpy
-    tell(KERNELS)
-    compile_planner()
-    compile_loads()
-    compile_kernels()
-    compile_fused_kernels()
-    tell(IMPORTING)
+    groups = (compile_planner, compile_loads, compile_kernels, compile_fused_kernels)
+    for number, compile_group in enumerate(groups, start=1):
+        tell(f"{KERNELS} ({number} of {len(groups)})")
+        compile_group()
+    tell(MODELS)
     # transformers resolves modules lazily: building a small model once pulls in what every role needs.
     with Checkpoint(bundled_model_path()) as checkpoint:
         load_dense_model(checkpoint, torch.float32)

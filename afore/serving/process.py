@@ -19,8 +19,8 @@ from afore.core.errors import AforeError
 from afore.core.topology import member_name
 from afore.serving.roles import RealWorld, run_role
 from afore.serving.spec import HUB_ADDRESS, ProcessSpec
+from afore.transport.crew import crew
 from afore.transport.shm import ShmFabric
-from afore.workers.crew import crew
 
 log = logging.getLogger(__name__)
 

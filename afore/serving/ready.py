@@ -118,8 +118,8 @@ class StartProgress:
             self._line.clear()
         elif self._line.in_place:
             self._line.say(text)
-        if what == KERNELS:
-            long = "compiling kernels (first start only; about a minute) …"
+        if what.startswith(KERNELS):
+            long = f"compiling kernels{what.removeprefix(KERNELS)}; first start only, a minute or more …"
             self._timer = asyncio.get_running_loop().call_later(self.WONDER_S, self._line.say, long)
 
 

@@ -19,11 +19,11 @@ from afore.serving import door
 from afore.serving.engine import Text
 from afore.serving.spec import checkpoint_path
 from afore.transport.api import Fabric
+from afore.transport.crew import crew
 from afore.transport.session import HUB, HubSession, RoleContext
 from afore.workers import attention, ffn, prefill
 from afore.workers.attention import AttentionWorld
 from afore.workers.checkpoint_models import CheckpointModels
-from afore.workers.crew import crew
 from afore.workers.ffn_world import CheckpointFfnWorld, FfnWorld
 from afore.workers.prefill import PrefillWorld
 

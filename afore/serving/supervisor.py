@@ -16,9 +16,12 @@ from typing import Any
 from afore.core.clock import deadline
 from afore.core.config import RunConfig
 from afore.core.errors import CheckpointError, ConfigError, HostError
+from afore.serving.preload import KERNELS
 from afore.serving.spec import ProcessSpec, config_to_json
 
-ZYGOTE = "zygote"
+ZYGOTE = "fork server"
+COMPILE_PATIENCE_S = 900.0
+"""How long one group of kernels may compile."""
 _REFUSALS = {kind.__name__: kind for kind in (ConfigError, CheckpointError, HostError)}
 
 
@@ -47,6 +50,9 @@ class Supervisor:
         self._writer: asyncio.StreamWriter | None = None
         self._reports: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._doing = "starting"
+        """What the fork server does until it is ready."""
         self._checked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._expected: set[str] = set()
         self._exits: list[Exit] = []
@@ -113,15 +119,26 @@ class Supervisor:
         return list(answer["memory"])
 
     async def _imported(self, timeout_s: float) -> None:
-        """Returns once the fork server can fork. Raises ``HostError`` when it does not come up."""
-        async with deadline(timeout_s * 1e6, peer=ZYGOTE, operation="importing", hint="the machine is very busy"):
-            ready = asyncio.create_task(self._ready.wait())
-            reports = self._reports
-            assert reports is not None
-            await asyncio.wait({ready, reports}, return_when=asyncio.FIRST_COMPLETED)
-            ready.cancel()
-        if not self._ready.is_set():
-            raise HostError("fork server", "it ended before it was ready", "its message stands above")
+        """Returns once the fork server can fork. Raises ``HostError`` where it ends, or stands still for ``timeout_s``.
+
+        Kernels are given more time: a group of them compiles for a minute on an idle machine, and what is compiled is kept.
+        """
+        reports = self._reports
+        assert reports is not None
+        while not self._ready.is_set():
+            self._moved.clear()
+            moved = asyncio.create_task(self._moved.wait())
+            patience_s = max(timeout_s, COMPILE_PATIENCE_S) if self._doing.startswith(KERNELS) else timeout_s
+            done, _ = await asyncio.wait({moved, reports}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            moved.cancel()
+            if not done:
+                raise HostError(
+                    "fork server",
+                    f"{self._doing}: not done after {patience_s:g} s; the machine is very busy",
+                    "start again (compiled kernels are kept), or raise --times.join_s",
+                )
+            if reports in done and not self._ready.is_set():
+                raise HostError("fork server", "it ended before it was ready", "its message stands above")
 
     async def start(self, specs: Sequence[ProcessSpec], *, timeout_s: float) -> None:
         """Forks one process for each spec. Raises ``HostError`` when the fork server does not come up."""
@@ -189,8 +206,11 @@ class Supervisor:
                 if "ready" in report:
                     self._on_progress("")
                     self._ready.set()
+                    self._moved.set()
                 elif "progress" in report:
-                    self._on_progress(report["progress"])
+                    self._doing = report["progress"]
+                    self._moved.set()
+                    self._on_progress(self._doing)
                 elif "checked" in report:
                     self._checked.put_nowait(report["checked"])
                 elif "forked" in report:

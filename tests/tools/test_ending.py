@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = "from afore.tools.ending import end_with\nend_with(lambda: [print('x' * 4096) for _ in range(1000)] and {status})"
+CODE = (
+    "from afore.tools.ending import end_with\nend_with(lambda: [print('x' * 4096) for _ in range(1000)] and {status})"
+)
 
 
 @pytest.mark.slow

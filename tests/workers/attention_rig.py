@@ -26,6 +26,7 @@ from afore.core.trace import Tracer
 from afore.serving.hub import Hub
 from afore.transport import bells
 from afore.transport.api import Lane
+from afore.transport.crew import crew
 from afore.transport.exchange import InputReader, pack_reply
 from afore.transport.layouts import layouts_for
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
@@ -33,7 +34,6 @@ from afore.transport.mailbox import Mailbox, VectorState
 from afore.transport.session import HubSession, RoleContext, Stopped
 from afore.workers import attention, prefill
 from afore.workers.checkpoint_models import CheckpointModels
-from afore.workers.crew import crew
 from tests.workers.plain_experts import Experts
 
 HUB_ADDRESS = "hub"

@@ -27,12 +27,12 @@ from afore.models.emulated import emulated_spec
 from afore.scheduler.publisher import Publisher
 from afore.transport import bells
 from afore.transport.api import Channel, Lane, Link, Region, RegionKey
+from afore.transport.crew import crew
 from afore.transport.feedback import FeedbackFlags, FeedbackReader, FeedbackRecord
 from afore.transport.layouts import layouts_for
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
 from afore.transport.ring import RingWriter
 from afore.transport.session import Directory, HubSession, RoleContext
-from afore.workers.crew import crew
 from afore.workers.ffn import Epoch, Worker, connect, open_worker
 from afore.workers.ffn_world import FfnParts
 from tests.workers.ffn_parts import (

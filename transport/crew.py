@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from afore.core import control
-from afore.core.errors import AforeError, TransportError
+from afore.core.errors import AforeError, PeerLost, RegionRevoked, TransportError
 from afore.transport.session import RoleContext, Stopped
+
+STOP_FOLLOWS_US = 1e6
+"""How long a role that has lost a peer waits for the hub's word of the end."""
 
 
 @asynccontextmanager
@@ -26,12 +29,18 @@ async def crew() -> AsyncIterator[asyncio.TaskGroup]:
 
 @asynccontextmanager
 async def reporting(ctx: RoleContext) -> AsyncIterator[None]:
-    """The block is a role's life: ``Stopped`` ends it well; any other error is told to the hub, as ``Failure``, and raised."""
+    """The block is a role's life: ``Stopped`` ends it well; any other error is told to the hub, as ``Failure``, and raised.
+
+    A peer that is gone may be the first sign of an orderly end, or of another role's loss that the hub will name: only where
+    the hub has nothing to say of it is it this role's error.
+    """
     try:
         yield
     except Stopped:
         return
     except AforeError as error:
+        if isinstance(error, (PeerLost, RegionRevoked)) and await ctx.hub.stop_follows(timeout_us=STOP_FOLLOWS_US):
+            return
         try:
             await ctx.hub.send(control.Failure(type(error).__name__, str(error)))
         except TransportError as lost:
