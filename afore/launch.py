@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+NOT_INSTALLED = (
+    "{python} has no module {missing}; in a checkout run `make run` once and `. .venv/bin/activate` in each shell, elsewhere"
+    " `pip install afore`"
+)
+LOADING = "loading torch …"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         usage = (ConfigError.__name__, CheckpointError.__name__, HostError.__name__)
         # A role can meet what the checks beforehand could not see (memory that somebody else took in between).
         return EXIT_USAGE if isinstance(error, RoleLost) and error.reason.startswith(usage) else EXIT_FAILED
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "afore"):
+            raise
+        print(f"afore: {NOT_INSTALLED.format(python=sys.executable, missing=missing)}", file=sys.stderr)
+        return EXIT_USAGE
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:
@@ -141,6 +152,8 @@ async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervis
     if not prompts:
         check_listen(config.serve)
         config = dataclasses.replace(config, serve=dataclasses.replace(config.serve, http=True))
+    if options.demo and not sys.stderr.isatty():
+        print(LOADING, file=sys.stderr, flush=True)  # a terminal has a line that changes
     for line in await supervisor.check(config, timeout_s=config.times.join_s):
         console.print(line)
     with demo.loading(console) as on_status:
@@ -158,7 +171,11 @@ async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervis
             )
             if not prompts:
                 print_address(cluster.url, config, console)
-                lost = await cluster.lost()
+                try:
+                    lost = await cluster.lost()
+                except asyncio.CancelledError:
+                    console.print("the cluster ended")
+                    raise
                 raise RoleLost(*lost.split(": ", 1))
             if options.prompt is not None:
                 answers = [await demo.answer_one(cluster, prompts[0])]

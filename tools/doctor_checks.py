@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,12 +81,17 @@ def check_torch(least: tuple[int, int] = (2, 8)) -> Check:
     return Check("torch", "ok", found)
 
 
-def _identity(x: Any) -> Any:
-    return x
+def _beside_kernels() -> tuple[Callable[..., Any], ...]:
+    """A function of each folder that has kernels: numba keeps what it compiles by folder."""
+    from afore.models.fused_kernels import compile_fused_kernels
+    from afore.scheduler.planner import compile_planner
+    from afore.workers.kernels import compile_kernels
+
+    return compile_fused_kernels, compile_planner, compile_kernels
 
 
-def check_numba_cache(probe: Callable[[Any], Any] = _identity) -> Check:
-    """Whether compiled kernels can be kept: without that each start compiles them anew."""
+def check_numba_cache(probes: Callable[[], Sequence[Callable[..., Any]]] = _beside_kernels) -> Check:
+    """Whether compiled kernels can be kept, and how many are: without that each start compiles them anew."""
     try:
         import numba
     except Exception as error:
@@ -94,11 +99,14 @@ def check_numba_cache(probe: Callable[[Any], Any] = _identity) -> Check:
             "numba cache", "fail", f"numba cannot be imported: {error}", "make run installs it; or pip install numba"
         )
     try:
-        path = numba.njit(cache=True)(probe).stats.cache_path
+        folders = [Path(numba.njit(cache=True)(probe).stats.cache_path) for probe in probes()]
     except RuntimeError as error:
         mend = "set NUMBA_CACHE_DIR to a directory that you may write to; without it every start compiles the kernels"
         return Check("numba cache", "warn", str(error), mend)
-    return Check("numba cache", "ok", f"numba {numba.__version__}, {path}")
+    # An index for each kernel; what was compiled for other machines or versions lies in other files.
+    count = sum(len(list(folder.glob("*.nbi"))) for folder in folders)
+    kept = f"{count} kernels compiled" if count else "no kernel compiled yet (the first start does it)"
+    return Check("numba cache", "ok", f"numba {numba.__version__}, {kept}, in {', '.join(map(str, folders))}")
 
 
 def check_cores(affinity: int | None = None, cgroup: Path = Path("/sys/fs/cgroup")) -> Check:
@@ -174,18 +182,21 @@ def _take_a_page(root: Path) -> None:
         os.close(fd)
 
 
-_SEGMENT = re.compile(r"afore-[A-Za-z0-9_.]+-(?P<pid>[0-9]+)-.+")
+_SEGMENT = re.compile(r"afore-(?P<run>[A-Za-z0-9_.]+)-(?P<pid>[0-9]+)-.+")
 """Segments of the shm fabric: ``afore-<run>-<pid>-<label>-<number>``."""
 
 
 def check_stale(root: Path = Path("/dev/shm")) -> Check:
     """What dead runs left: segments whose process is gone, run directories that nobody holds."""
-    stale, live, nbytes = [], 0, 0
+    stale: list[str] = []
+    live: set[str] = set()
+    nbytes = 0
     for path in sorted(root.glob("afore-*")):
         with suppress(OSError):
             status = path.lstat()
             if _is_live(path):
-                live += 1
+                match = _SEGMENT.fullmatch(path.name)
+                live.add(match["run"] if match else path.name.removeprefix("afore-"))
             else:
                 stale.append(path.name)
                 nbytes += status.st_blocks * 512
@@ -193,7 +204,8 @@ def check_stale(root: Path = Path("/dev/shm")) -> Check:
         shown = ", ".join(stale[:3]) + (" …" if len(stale) > 3 else "")
         found = f"{len(stale)} left by dead runs, {nbytes / MIB:.1f} MiB: {shown}"
         return Check("leftovers", "warn", found, "the next start of afore.launch sweeps them; or remove them by hand")
-    return Check("leftovers", "ok", f"none ({live} of a running cluster)" if live else "none")
+    running = f"none ({len(live)} cluster{'s' * (len(live) > 1)} running)"
+    return Check("leftovers", "ok", running if live else "none")
 
 
 def _is_live(path: Path) -> bool:

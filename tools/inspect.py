@@ -229,6 +229,15 @@ def mailbox_json(snapshot: MailboxSnapshot, now_ns: int) -> dict[str, object]:
     }
 
 
+EPILOG = """\
+example:
+  python -m afore.tools.inspect ring
+  python -m afore.tools.inspect mailbox --run at_29600 --json
+
+exit status: 0 shown, 2 there is nothing to show, or more than one cluster to choose from
+"""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
@@ -236,7 +245,12 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None, *, root: str = ROOT, now_ns: int | None = None) -> int:
     """The command. Returns the exit status: 0, or 2 after one line on standard error."""
-    parser = _Parser(prog="python -m afore.tools.inspect", description="Look into a running cluster's shared memory.")
+    parser = _Parser(
+        prog="python -m afore.tools.inspect",
+        description="Look into a running cluster's shared memory.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("what", choices=sorted(MAGICS), help="which of the scheduler's regions")
     parser.add_argument("--path", metavar="FILE", help="the segment itself")
     parser.add_argument("--run", metavar="RUN", help="run id, where several clusters run on this machine")

@@ -26,6 +26,9 @@ from afore.tools.span_view import show_roles, show_target
 from afore.tools.trace_files import open_directory
 from afore.tools.trace_merge import merge
 
+PIPE_COLUMNS = 132
+"""Of a table that goes into a file or a pipe: no column is cut or wrapped."""
+
 EPILOG = """\
 example:
   python -m afore.launch --demo --trace /tmp/spans
@@ -131,6 +134,8 @@ def _summary(directory: Path, as_json: bool, targets: bool) -> int:
             name, f"{row['count']:,}", f"{row['p50_us']:,.1f}", f"{row['p99_us']:,.1f}", f"{row['total_ms']:,.2f}"
         )
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_COLUMNS)
     console.print(table)
     if table_of_targets is not None:
         show_target(table_of_targets, console)

@@ -9,6 +9,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def why_not(error: Exception) -> str:
+    """What the system says of a file, without its number and the name, which our messages have already."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 class AforeError(Exception):
     """Root of every error that AFORE raises on purpose."""
 

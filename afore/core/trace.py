@@ -268,7 +268,7 @@ def _plain(value: Any) -> Any:
 
 def parse_header(line: bytes) -> Header:
     """The first line of a span file. Raises ``ValueError`` where it is none, or of a format that this version does not read."""
-    fields = json.loads(line)
+    fields = _loaded(line)
     if not isinstance(fields, dict) or "afore_trace" not in fields:
         raise ValueError("the first line is no header of a span file")
     if fields["afore_trace"] != TRACE_FORMAT:
@@ -282,7 +282,7 @@ def parse_header(line: bytes) -> Header:
 
 def parse_line(line: bytes) -> Span | dict[str, Any]:
     """One line after the header: a record, or the fields of a ``dropped`` or ``end`` line. Raises ``ValueError`` for others."""
-    fields = json.loads(line)
+    fields = _loaded(line)
     if not isinstance(fields, dict):
         raise ValueError("no JSON object")
     try:
@@ -299,6 +299,13 @@ def parse_line(line: bytes) -> Span | dict[str, Any]:
     if "dropped" in fields:
         return fields
     raise ValueError("neither a record nor a count")
+
+
+def _loaded(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except RecursionError:
+        raise ValueError("brackets nested too deep for a record") from None
 
 
 def _span(kind: Kind, name: Any, fields: dict[str, Any], start_ns: Any, end_ns: Any, args: Any) -> Span:

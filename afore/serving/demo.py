@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from afore.core.control import Status
-from afore.core.errors import ConfigError, HostError, RequestError
+from afore.core.errors import ConfigError, HostError, RequestError, why_not
 from afore.core.metrics import FORMULAS, percentiles
 from afore.models.bundle import Prompt, bundled_prompts
 
@@ -76,7 +76,7 @@ def read_prompts(path: str | None, max_new_tokens: int) -> tuple[Prompt, ...]:
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("prompts", f"{path} cannot be read: {error}", "give a JSONL file") from error
+        raise ConfigError("prompts", f"{path} cannot be read: {why_not(error)}", "give a JSONL file") from error
     prompts = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -300,16 +300,20 @@ def write_json(path: str, result: object) -> None:
 def loading(console: Console) -> Iterator[Callable[[Status | None], None]]:
     """A progress bar of the weights while roles load (none without a terminal); gives what to call with each status."""
     progress = Progress(
-        TextColumn("loading weights"), BarColumn(), MofNCompleteColumn(), console=console, transient=True
+        TextColumn("loading weights"), BarColumn(), TaskProgressColumn(), console=console, transient=True
     )
-    task = progress.add_task("loading", total=None)
+    task = progress.add_task("loading", total=1.0, visible=False)
+    share = 0.0
 
     def on_status(status: Status | None) -> None:
+        nonlocal share
         if status is None:
             if console.is_terminal:
                 progress.stop()
         elif status.tensors_total:
-            progress.update(task, completed=status.tensors_loaded, total=status.tensors_total)
+            # Roles say one after the other how much they will load: a bar that went back would be taken for a fault.
+            share = max(share, status.tensors_loaded / status.tensors_total)
+            progress.update(task, completed=share, visible=True)
 
     if not console.is_terminal:
         yield on_status

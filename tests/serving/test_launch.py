@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from afore.core.errors import ConfigError
+from afore.launch import LOADING
 from afore.models.bundle import bundled_model_path
 from afore.serving import demo
-from tests.serving.launcher import PATIENCE_S, Launcher, gone, run
+from tests.serving.launcher import PATIENCE_S, ROOT, Launcher, gone, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -49,6 +50,11 @@ def nothing_is_left_running() -> Iterator[None]:
             launcher.process.communicate()
 
 
+def said(stderr: str) -> list[str]:
+    """The lines of standard error, but for the one that says at once what takes so long."""
+    return [line for line in stderr.splitlines() if line != LOADING]
+
+
 def test_demo_prints_the_table_and_writes_the_keys(tmp_path: Path) -> None:
     results = {}
     for policy in ("afore", "static"):
@@ -56,6 +62,7 @@ def test_demo_prints_the_table_and_writes_the_keys(tmp_path: Path) -> None:
         launcher = Launcher("--demo", "--json", str(out), "--policy", policy)
         status, stdout, stderr = launcher.end()
         assert status == 0, stderr
+        assert stderr.splitlines()[0] == LOADING
         assert launcher.leftovers() == []
         result = results[policy] = json.loads(out.read_text())
         assert set(result) >= KEYS
@@ -98,7 +105,7 @@ def test_a_port_that_is_taken_is_refused_in_one_line() -> None:
         status, stdout, stderr = run(*SMALL, "--port", str(port))
     assert status == 2
     assert stdout == ""
-    assert len(stderr.strip().splitlines()) == 1
+    assert len(said(stderr)) == 1
     assert "serve.port" in stderr
     assert str(port) in stderr
 
@@ -124,6 +131,16 @@ def test_a_signal_at_any_moment_ends_everything(signum: signal.Signals, moment: 
     # Before Python has installed the handlers the signal's own default holds.
     assert status == 0 or (moment == "at once" and status == -signum), stderr
     assert launcher.leftovers() == []
+
+
+def test_without_its_environment_it_says_what_to_do() -> None:
+    # -S: an interpreter that has Python's own modules and no others.
+    command = [sys.executable, "-S", "-m", "afore.launch", "--demo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    assert "has no module " in done.stderr
+    assert ". .venv/bin/activate" in done.stderr
+    assert "pip install afore" in done.stderr
 
 
 def test_after_kill_9_of_everything_the_next_start_sweeps() -> None:
@@ -186,7 +203,7 @@ def test_a_killed_role_is_named_and_ends_the_run(role: str) -> None:
 def test_what_cannot_be_is_refused_in_one_line(arguments: list[str], words: list[str]) -> None:
     status, stdout, stderr = run(*arguments)
     assert status == 2, stderr
-    assert len(stderr.strip().splitlines()) == 1
+    assert len(said(stderr)) == 1
     assert stdout == ""
     for word in words:
         assert word in stderr
@@ -227,7 +244,7 @@ def test_a_result_never_replaces_what_is_no_file(tmp_path: Path) -> None:
 def test_a_prompt_that_is_too_long_is_refused_in_one_line() -> None:
     status, _, stderr = run(*SMALL, "--prompt", "word " * 3000)
     assert status == 2
-    assert len(stderr.strip().splitlines()) == 1
+    assert len(said(stderr)) == 1
     assert "2048" in stderr
 
 
@@ -237,8 +254,8 @@ def test_of_several_prompts_only_the_one_that_is_too_long_fails(tmp_path: Path) 
     status, stdout, stderr = run(*SMALL, "--demo", "--prompts", str(file), "--max-new-tokens", "2")
     assert status == 1
     assert "1 of 2 answered" in stdout
-    assert stderr.startswith("afore: prompt long: ")
-    assert len(stderr.strip().splitlines()) == 1
+    assert said(stderr)[0].startswith("afore: prompt long: ")
+    assert len(said(stderr)) == 1
 
 
 def test_a_policy_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -247,14 +264,14 @@ def test_a_policy_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> 
     (tmp_path / "broken_policy.py").write_text(source)
     launcher = Launcher(*SMALL, "--policy", "broken_policy:Broken", "--demo", cwd=tmp_path)
     status, stdout, stderr = launcher.end()
-    assert (status, stdout, len(stderr.strip().splitlines())) == (2, "", 1), stderr
+    assert (status, stdout, len(said(stderr))) == (2, "", 1), stderr
     assert "policy: broken_policy:Broken cannot be made: its constructor raised KeyError: 'no such knob'" in stderr
 
 
 def test_too_few_open_files_are_refused_in_one_line() -> None:
     limited = f"ulimit -n 64 && exec {sys.executable} -m afore.launch --demo"
     done = subprocess.run(["sh", "-c", limited], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert (done.returncode, done.stdout, len(done.stderr.strip().splitlines())) == (2, "", 1), done.stderr
+    assert (done.returncode, done.stdout, len(said(done.stderr))) == (2, "", 1), done.stderr
     assert "file descriptors: this shell allows 64 open files" in done.stderr
     assert "ulimit -n" in done.stderr
 
@@ -295,7 +312,7 @@ def test_a_checkpoint_that_cannot_be_served_is_refused_in_one_line(tmp_path: Pat
     status, stdout, stderr = launcher.end()
     assert status == 2, stderr
     assert stdout == ""
-    assert len(stderr.strip().splitlines()) == 1
+    assert len(said(stderr)) == 1
     for word in [str(model), *words]:
         assert word in stderr
     assert gone(processes, GONE_S) == []
@@ -325,6 +342,6 @@ def test_no_room_or_no_permission_in_shared_memory_is_refused_in_one_line(option
         ["unshare", "--mount", "sh", "-c", mounted], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 2, done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert len(said(done.stderr)) == 1
     for word in words:
         assert word in done.stderr

@@ -319,7 +319,7 @@ def test_torn_and_broken_files_are_merged_as_far_as_they_go_and_reported(
     torn, broken, killed, full = (directory / f"{name}.jsonl" for name in ("ffn-0", "ffn-1", "ffn-2", "attention-0"))
     torn.write_bytes(torn.read_bytes()[:-60])
     lines = broken.read_bytes().splitlines(keepends=True)
-    broken.write_bytes(b"".join([*lines[:5], b"garbage\n", b"\xff\xfe\n", *lines[5:]]))
+    broken.write_bytes(b"".join([*lines[:5], b"garbage\n", b"\xff\xfe\n", b"[" * 99_999 + b"\n", *lines[5:]]))
     killed.write_bytes(b"".join(killed.read_bytes().splitlines(keepends=True)[:-1]))
     full.write_bytes(full.read_bytes().replace(b'"dropped":0', b'"dropped":17'))
     (directory / "ffn-8.jsonl").write_bytes(b'{"afore_tr')
@@ -328,7 +328,7 @@ def test_torn_and_broken_files_are_merged_as_far_as_they_go_and_reported(
     problems = "\n".join(summary["problems"])
     assert len(summary["problems"]) == 6, problems
     assert "ffn-0.jsonl: the last line is torn" in problems
-    assert "ffn-1.jsonl: 2 lines are no records and were left out (first: line 6, 7)" in problems
+    assert "ffn-1.jsonl: 3 lines are no records and were left out (first: line 6, 7, 8)" in problems
     assert "ffn-2.jsonl: not closed" in problems
     assert "attention-0.jsonl: 17 records were dropped" in problems
     assert "ffn-8.jsonl: left out: its first line is torn" in problems

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from afore.core.errors import ConfigError
+from afore.core.errors import ConfigError, why_not
 
 COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 """Of Azure's LLM inference traces."""
@@ -48,7 +48,7 @@ def read_arrivals(path: str, most: int | None = None) -> tuple[Arrival, ...]:
             return parse_arrivals(file, path, most)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(
-            "arrivals", f"{path} cannot be read: {error}", f"give a CSV with {', '.join(COLUMNS)}"
+            "arrivals", f"{path} cannot be read: {why_not(error)}", f"give a CSV with {', '.join(COLUMNS)}"
         ) from error
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from afore.core.errors import AforeError, CheckpointError, ConfigError, HostError
+from afore.tools.bench.parser import Parser
 
 BENCHES: Final = {
     "serve": ("afore.tools.bench.serve", "load on a server: latencies, throughput, goodput; also against transformers"),
@@ -28,7 +29,7 @@ exit status: 0 measured, 1 something failed on the way, 2 the request could not 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m afore.tools.bench",
         description="Benchmarks; each prints the formula and the unit of every figure.",
         epilog="benchmarks:\n"
@@ -37,10 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         + EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("benchmark", metavar="|".join(BENCHES), help="which one")
-    # What follows the name belongs to the benchmark, --help too.
-    name = parser.parse_args(given[:1]).benchmark
+    parser.add_argument("benchmark", nargs="?", metavar="|".join(BENCHES), help="which one")
     try:
+        # What follows the name belongs to the benchmark, --help too.
+        name = parser.parse_args(given[:1]).benchmark
+        if name is None:
+            raise ConfigError("benchmark", "none is named", f"give one of: {', '.join(BENCHES)}")
         if name not in BENCHES:
             near = difflib.get_close_matches(name, BENCHES, n=1)
             raise ConfigError(name, "no such benchmark", f"did you mean {near[0]}?" if near else "see --help")

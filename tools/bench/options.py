@@ -16,6 +16,7 @@ from afore.core.topology import Topology
 from afore.serving.options import LaunchOptions
 from afore.serving.options import parse as parse_launch
 from afore.tools.bench.latency import Objectives, parse_objectives
+from afore.tools.bench.parser import Parser
 
 EPILOG: Final = """\
 Without --url a cluster is started on this machine and ended afterwards; every option of python -m afore.launch that
@@ -162,7 +163,7 @@ def _rounds(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m afore.tools.bench serve",
         description="Puts load on an OpenAI-compatible server and reports latencies, throughput and goodput.",
         epilog=EPILOG,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from afore.core.errors import ConfigError
+from afore.core.errors import ConfigError, why_not
 from afore.models.bundle import bundled_prompts
 
 KEYS: Final = ("prompt", "question", "text", "sat")
@@ -32,7 +32,7 @@ def read_prompts(path: str | None) -> tuple[PromptText, ...]:
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("prompts", f"{path} cannot be read: {error}", "give a JSONL or text file") from error
+        raise ConfigError("prompts", f"{path} cannot be read: {why_not(error)}", "give a JSONL or text file") from error
     whole = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not whole:
         raise ConfigError("prompts", f"{path} holds no prompt", "write one a line")

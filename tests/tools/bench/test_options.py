@@ -63,10 +63,14 @@ def test_what_does_not_fit_is_refused_by_name(line: str, problem: str) -> None:
     "line", ["--rounds 4", "--request-rate 0", "--num-prompts 0", "--time-scale inf", "--warmup -1"]
 )
 def test_numbers_out_of_range_are_usage_errors(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        parse(line.split())
-    assert stopped.value.code == 2
-    assert line.split()[0] in capsys.readouterr().err
+    assert main(["serve", *line.split()]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"bench: {line.split()[0][2:]}: ")
+
+
+def test_no_benchmark_at_all_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert capsys.readouterr().err == "bench: benchmark: none is named; give one of: serve\n"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"]])
@@ -81,4 +85,6 @@ def test_mistakes_are_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) 
     assert main(["serv"]) == 2
     assert capsys.readouterr().err == "bench: serv: no such benchmark; did you mean serve?\n"
     assert main(["serve", "--prompts", "no-such-file"]) == 2
-    assert capsys.readouterr().err.startswith("bench: prompts: no-such-file cannot be read")
+    assert capsys.readouterr().err.startswith(
+        "bench: prompts: no-such-file cannot be read: No such file or directory; give"
+    )
