@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# A terminal sees pip's progress bars; a log has one line for each stage.
+PIP     = if test -t 1; then quiet=; else quiet=--quiet; fi; $(BIN)/pip install $$quiet --disable-pip-version-check --constraint constraints.txt
 # One OpenMP thread everywhere: a second one makes forked children hang in their first parallel region.
 export OMP_NUM_THREADS = 1
 
@@ -39,12 +41,14 @@ doctor: $(READY)  ## what this machine has and lacks
 	$(BIN)/python -m afore.tools.doctor
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || (echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || (echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>/dev/null || echo not there). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing pinned dependencies into $(VENV) (about 2 GB; torch is most of it) ..."
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt "setuptools>=77" wheel torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@echo "Installing into $(VENV): several minutes, and 1.6 GB with a CPU build of torch (README.md says how to choose it) ..."
+	@echo "1 of 2: torch"
+	@$(PIP) "setuptools>=77" wheel torch
+	@echo "2 of 2: everything else"
+	@$(PIP) --editable ".[dev]"
 	@touch $(READY)
 
 clean:  ## remove what the commands above made

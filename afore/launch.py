@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 NOT_INSTALLED = (
-    "{python} has no module {missing}; in a checkout run `make run` once and `. .venv/bin/activate` in each shell, elsewhere"
+    "{python} has no module {missing}; in a checkout run `make run` once and `. .venv/bin/activate` in each shell; elsewhere"
     " `pip install afore`"
 )
 LOADING = "loading torch …"

@@ -186,7 +186,7 @@ class _Process:
         )
         host.publish(identity, self._secret)
         self._opened = True
-        for text in (describe_kernels(config), *describe_memory(config)):
+        for text in (*describe_memory(config), describe_kernels(config)):
             self._line.over(text, self._console)
         self._line.over(f"rendezvous at {host.where}, cluster {cluster}, {config.topology.describe()}", self._console)
         return fabric

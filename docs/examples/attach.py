@@ -2,8 +2,9 @@
 
     python docs/examples/attach.py CLUSTER PROMPT [--stop]
 
-CLUSTER is what the roles were given as ``--cluster``. Until there is an HTTP door, this is the way in from another process of the
-same user on the same machine. ``--stop`` ends the cluster after the answer.
+CLUSTER is what was given as ``--cluster``. Without it, roles started by hand have the name ``default`` at the default rendezvous and
+``at_29600`` at port 29600; the door prints it. Other programs ask over HTTP; this is the way through the library, for a process of
+the same user on the same machine. ``--stop`` ends the cluster after the answer.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ async def main(arguments: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Send a prompt to a running cluster of this machine.")
-    parser.add_argument("cluster", help="its name, as given to --cluster")
+    parser.add_argument("cluster", help="its name, as given to --cluster, or default, or at_PORT")
     parser.add_argument("prompt")
     parser.add_argument("--stop", action="store_true", help="end the cluster afterwards")
     try:

@@ -126,8 +126,9 @@ def test_a_signal_at_any_moment_ends_everything(signum: signal.Signals, moment: 
     processes = launcher.processes()
     launcher.signal(signum)
     assert gone(processes, GONE_S) == []
-    status, _, stderr = launcher.end(1.0)
+    status, stdout, stderr = launcher.end(1.0)
     assert "Traceback" not in stderr
+    assert moment != "ready" or stdout.splitlines()[-1] == "the cluster ended"
     # Before Python has installed the handlers the signal's own default holds.
     assert status == 0 or (moment == "at once" and status == -signum), stderr
     assert launcher.leftovers() == []
