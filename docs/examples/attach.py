@@ -2,9 +2,9 @@
 
     python docs/examples/attach.py CLUSTER PROMPT [--stop]
 
-CLUSTER is what was given as ``--cluster``. Without it, roles started by hand have the name ``default`` at the default rendezvous and
-``at_29600`` at port 29600; the door prints it. Other programs ask over HTTP; this is the way through the library, for a process of
-the same user on the same machine. ``--stop`` ends the cluster after the answer.
+CLUSTER is what was given as ``--cluster``. Without it, roles started by hand have the name ``default`` at the default
+rendezvous and ``at_29600`` at port 29600; the door prints it. Other programs ask over HTTP; this is the way through the
+library, for a process of the same user on the same machine. ``--stop`` ends the cluster after the answer.
 """
 
 from __future__ import annotations

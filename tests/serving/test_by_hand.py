@@ -118,6 +118,7 @@ def test_in_any_order_they_answer_as_the_model_does_and_end(hands: Hands, order:
         status, out, err = process.end()
         assert status == 0, err
         assert "the cluster ended" in out
+        assert ("kernels of 1 attention: " in out) == ("door-0 is ready" in out)
         names |= {line.split()[0] for line in out.splitlines() if "is ready (pid" in line}
     assert names == {"door-0", "scheduler-0", "ffn-0", "ffn-1", "attention-0", "prefill-0"}
     assert hands.left() == []
@@ -156,6 +157,20 @@ def test_what_does_not_belong_is_refused_the_dead_are_replaced_and_a_loss_is_nam
         assert "Traceback" not in err
     replacement.end()
     assert [name for name in hands.left() if "ffn-1" not in name and "listener" not in name] == []
+
+
+def test_ctrl_c_in_the_doors_shell_ends_the_cluster_and_both_say_so(hands: Hands) -> None:
+    door = hands.start("door,scheduler,attention,prefill")
+    role = hands.start("ffn,ffn")
+    door.wait_for("curl http", STARTED_S)
+    role.wait_for("ffn-1 is ready", STARTED_S)
+    door.signal(signal.SIGINT)
+    for process in (door, role):
+        status, out, err = process.end()
+        assert status == 0, err
+        assert out.splitlines()[-1] == "the cluster ended"
+        assert "afore: " not in err
+    assert hands.left() == []
 
 
 def test_ctrl_c_while_waiting_is_quiet_and_a_door_that_never_comes_is_named(hands: Hands) -> None:
