@@ -6,6 +6,8 @@ what another process or the network did is a ``TransportError``; what ended a re
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class AforeError(Exception):
     """Root of every error that AFORE raises on purpose."""
@@ -44,11 +46,14 @@ class HostError(AforeError):
 class TransportError(AforeError):
     """Something between two processes failed: ``peer`` (who), ``operation`` (what), ``hint`` (the remedy)."""
 
+    kind: ClassVar[str] = "peer "
+    """What ``peer`` is, in the message."""
+
     def __init__(self, peer: str, operation: str, hint: str = "") -> None:
         self.peer = peer
         self.operation = operation
         self.hint = hint
-        super().__init__(f"peer {peer}: {operation}" + (f"; {hint}" if hint else ""))
+        super().__init__(f"{self.kind}{peer}: {operation}" + (f"; {hint}" if hint else ""))
 
 
 class PeerLost(TransportError):
@@ -57,6 +62,18 @@ class PeerLost(TransportError):
 
 class DeadlineExceeded(TransportError, TimeoutError):
     """The operation did not finish before its deadline; the link stays usable unless the message says otherwise."""
+
+
+class ClusterLost(PeerLost):
+    """A cluster ended while it was being joined; ``peer`` is its name."""
+
+    kind = "cluster "
+
+
+class ClusterLate(DeadlineExceeded):
+    """A cluster does not serve in time; ``peer`` is its name."""
+
+    kind = "cluster "
 
 
 class RegionRevoked(TransportError):
@@ -86,10 +103,12 @@ class AuthenticationFailed(TransportError):
 class RoleLost(PeerLost):
     """A role of the topology died (``role`` is its name, such as ``ffn-2``); the epoch has ended."""
 
-    def __init__(self, role: str, reason: str, hint: str = "start the topology again") -> None:
+    kind = ""
+
+    def __init__(self, role: str, reason: str, hint: str = "start the cluster again") -> None:
         self.role = role
         self.reason = reason
-        super().__init__(role, f"role lost: {reason}", hint)
+        super().__init__(role, reason, hint)
 
 
 class PlanError(AforeError):

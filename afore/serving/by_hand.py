@@ -23,10 +23,18 @@ from afore.core import control
 from afore.core.clock import Clock, WallClock, deadline
 from afore.core.config import RunConfig
 from afore.core.control import WIRE_VERSION
-from afore.core.errors import ConfigError, DeadlineExceeded, PeerLost, RoleLost, TransportError
+from afore.core.errors import (
+    ClusterLate,
+    ClusterLost,
+    ConfigError,
+    DeadlineExceeded,
+    PeerLost,
+    RoleLost,
+    TransportError,
+)
 from afore.core.topology import DOOR, FFN, ROLES, SCHEDULER, member_name
 from afore.serving import rendezvous
-from afore.serving.checks import check, check_shared_memory, describe_memory
+from afore.serving.checks import check, check_shared_memory, describe_kernels, describe_memory
 from afore.serving.client import DOOR_GONE, Client
 from afore.serving.http.listen import check_listen
 from afore.serving.identity import ClusterIdentity, flat, model_digest, read_secret
@@ -112,6 +120,8 @@ class _Process:
         self._host, self._port, self._cluster = rendezvous.place(config.topology, cluster)
         self._secret = read_secret(config.topology.secret_file)
         self._me = f"{_host_id()}/{os.getpid()}/{start_ticks(os.getpid())}/{secrets.token_hex(8)}"
+        self._opened = False
+        """Whether this process is the door of a cluster that others can find."""
         self._give_up_ns = self._clock.now_ns() + int(config.times.join_s * 1e9)
 
     async def run(self) -> None:
@@ -128,6 +138,14 @@ class _Process:
 
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, stop)
+        try:
+            await self._until_it_ends()
+        except asyncio.CancelledError:
+            if signalled and self._opened:
+                self._line.over("the cluster ended", self._console)
+            raise
+
+    async def _until_it_ends(self) -> None:
         async with contextlib.AsyncExitStack() as stack:
             door = await self._open(stack) if DOOR in self._roles else None
             store, identity = await rendezvous.find(
@@ -167,7 +185,8 @@ class _Process:
             model=model_digest(config),
         )
         host.publish(identity, self._secret)
-        for text in describe_memory(config):
+        self._opened = True
+        for text in (describe_kernels(config), *describe_memory(config)):
             self._line.over(text, self._console)
         self._line.over(f"rendezvous at {host.where}, cluster {cluster}, {config.topology.describe()}", self._console)
         return fabric
@@ -190,7 +209,6 @@ class _Process:
         identity.check_joining(self._config, self._given, where)
 
     async def _serve(self, store: rendezvous.Store, identity: ClusterIdentity, door: ShmFabric | None) -> None:
-        directory = ShmConfig(run_id=identity.cluster).run_directory
         async with contextlib.AsyncExitStack() as stack:
             taken: list[Taken] = []
             for number, role in enumerate(self._roles):
@@ -199,14 +217,14 @@ class _Process:
                     machine = claiming(role, identity.counts[role], self._rank, me, _lives)
                     taken.append(Taken(role, await store.claim(role, identity.nonce, machine), me))
                     stack.push_async_callback(self._release, store, identity, taken[-1])
-            watch = _join_directory(directory, "watch")
+            watch = _join(identity.cluster, "watch")
             stack.push_async_callback(watch.close)
             group = await stack.enter_async_context(crew())
             roles = [] if door is None else [group.create_task(self._role(DOOR, 0, door, None), name=DOOR)]
             client = await stack.enter_async_context(self._hub(watch))
             await self._room_for(client, taken)
             for member in taken:
-                fabric = _join_directory(directory, member.name)
+                fabric = _join(identity.cluster, member.name)
                 roles.append(
                     group.create_task(self._role(member.role, member.claim.rank, fabric, client), name=member.name)
                 )
@@ -277,7 +295,7 @@ class _Process:
                     self._line.say(waiting_for(identity.counts, status))
                     status = await client.status_after(status)
         except DeadlineExceeded:
-            raise DeadlineExceeded(
+            raise ClusterLate(
                 identity.cluster,
                 f"it does not serve after {self._config.times.join_s:g} s; {waiting_for(identity.counts, status)}",
                 "start what is missing, sooner or with a longer times.join_s",
@@ -315,12 +333,12 @@ class _Process:
         return max(1e3, (self._give_up_ns - self._clock.now_ns()) / 1e3)
 
 
-def _join_directory(directory: str, label: str) -> ShmFabric:
+def _join(cluster: str, label: str) -> ShmFabric:
     """An endpoint in the cluster's directory. Raises ``PeerLost`` where the cluster has ended meanwhile."""
     try:
-        return ShmFabric.open(directory, label)
+        return ShmFabric.open(ShmConfig(run_id=cluster).run_directory, label)
     except ConfigError as error:
-        raise PeerLost(directory, "the cluster ended while this process joined it", "start its door again") from error
+        raise ClusterLost(cluster, "it ended while this process joined it", "start its door again") from error
 
 
 def _compile(roles: Sequence[str], line: StatusLine) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from afore.core import control
 from afore.core.config import RunConfig
-from afore.core.errors import AforeError, ConfigError, TransportError, WireError
+from afore.core.errors import AforeError, ConfigError, PeerLost, TransportError, WireError
 from afore.core.messages import from_wire, to_wire
 from afore.core.topology import member_name
 from afore.serving.membership import MemberId, Membership, Send
@@ -188,8 +188,13 @@ class Hub:
                         failure = f"{message.kind}: {message.error}"
                         break
                     self._from_member(member, message)
+        except PeerLost:
+            # How its channel broke is of no use to people: who it was is.
+            failure = f"its process ended (pid {join.pid})"
+        except TransportError as error:
+            failure = error.operation if error.peer == channel.peer else f"{error.peer}: {error.operation}"
         except AforeError as error:
-            failure = failure or str(error)
+            failure = str(error)
         finally:
             del self._members[member]
             if not self._members:

@@ -97,7 +97,7 @@ async def _explained(lost: RoleLost, supervisor: Supervisor) -> RoleLost:
         async with asyncio.timeout(EXIT_REPORT_S):
             exit_ = await supervisor.exit_of(lost.role)
             if exit_.status < 0:
-                return RoleLost(lost.role, exit_.reason, lost.hint)
+                return RoleLost(lost.role, f"{exit_.reason} (pid {supervisor.pids.get(lost.role, '?')})", lost.hint)
     return lost
 
 

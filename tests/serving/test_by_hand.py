@@ -151,7 +151,8 @@ def test_what_does_not_belong_is_refused_the_dead_are_replaced_and_a_loss_is_nam
     for process in (door, last):
         status, _, err = process.end()
         assert status == 1
-        assert "afore: peer ffn-1: role lost: " in err.splitlines()[-1], err
+        ended = f"afore: ffn-1: its process ended (pid {replacement.process.pid}); start the cluster again"
+        assert err.splitlines()[-1] == ended
         assert "Traceback" not in err
     replacement.end()
     assert [name for name in hands.left() if "ffn-1" not in name and "listener" not in name] == []

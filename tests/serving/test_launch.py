@@ -156,8 +156,10 @@ def test_a_killed_role_is_named_and_ends_the_run(role: str) -> None:
     victim.kill()
     status, _, stderr = launcher.end(10.0)
     assert status == 1
-    assert f"{role}: role lost: " in stderr
-    assert "killed by SIGKILL" in stderr or role == "door-0"
+    *_, said = stderr.splitlines()
+    assert said.startswith(f"afore: {role}: "), stderr
+    assert f"killed by SIGKILL (pid {victim.pid}); start the cluster again" in said or role == "door-0"
+    assert "/dev/shm" not in said
     assert gone(processes, GONE_S) == []
     assert launcher.leftovers() == []
 
@@ -199,7 +201,7 @@ def test_a_role_that_stands_still_is_named_and_ends_the_run(role: str) -> None:
     victim.suspend()
     status, _, stderr = launcher.end(30.0)
     assert status == 1
-    assert f"{role}: role lost: " in stderr
+    assert f"afore: {role}: " in stderr
     assert launcher.leftovers() == []
 
 

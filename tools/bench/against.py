@@ -18,7 +18,9 @@ from afore.core.clock import WallClock
 from afore.core.config import RunConfig
 from afore.core.errors import AforeError, ConfigError
 from afore.core.topology import Topology
-from afore.models.bundle import bundled_model_path
+from afore.models.checkpoint import Checkpoint
+from afore.serving.door import request_limits
+from afore.serving.spec import checkpoint_path
 from afore.tools.bench import against_report
 from afore.tools.bench.ab import FORMULAS, Outcome, compare, decode_part, turns
 from afore.tools.bench.local_cluster import LocalCluster, local_cluster
@@ -27,8 +29,10 @@ from afore.tools.bench.options import ServeBenchOptions, effective
 from afore.tools.bench.prompts import PromptText
 from afore.tools.bench.rival import IMPLEMENTATIONS, NAME, RivalProcess
 from afore.tools.bench.signals import until_signalled
+from afore.tools.bench.workload import output_tokens
 
 DEFAULT_TOKENS: Final = 64
+"""Of an answer, where neither the prompt nor an option says."""
 THREADS: Final = (1, 2)
 CLIENT: Final = "client-0"
 """This process: it submits to our clusters and takes their tokens, and so belongs to their CPU time."""
@@ -48,6 +52,8 @@ class Comparison:
     calibration: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
     rounds: list[dict[str, Outcome]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What a reader of the figures must know, a line each."""
     roles: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """CPU by role of each of our topologies, over all rounds."""
 
@@ -80,6 +86,7 @@ def main(options: ServeBenchOptions, config: RunConfig, prompts: Sequence[Prompt
         "best": comparison.best,
         "rounds": len(comparison.rounds),
         "requests": options.num_prompts,
+        "notes": comparison.notes,
         "interrupted": outcome is None,
         "failure": failure,
         "contestants": compare(comparison.rounds, NAME),
@@ -102,9 +109,27 @@ def main(options: ServeBenchOptions, config: RunConfig, prompts: Sequence[Prompt
 async def _compare(
     options: ServeBenchOptions, config: RunConfig, prompts: Sequence[PromptText], comparison: Comparison
 ) -> bool:
-    model = config.model or str(bundled_model_path())
-    tokens = options.max_tokens or DEFAULT_TOKENS
-    ids = _encode(model, [prompts[index % len(prompts)].text for index in range(options.num_prompts)])
+    model = str(checkpoint_path(config))
+    sent = [prompts[index % len(prompts)] for index in range(options.num_prompts)]
+    ids = _encode(model, [prompt.text for prompt in sent])
+    with Checkpoint(checkpoint_path(config)) as checkpoint:
+        limits = request_limits(config, checkpoint.spec)
+    tokens, cut = output_tokens(
+        sent,
+        max_tokens=options.max_tokens,
+        default_tokens=DEFAULT_TOKENS,
+        lengths=[*map(len, ids)],
+        max_model_len=min(limits.max_model_len, limits.kv_tokens),
+    )
+    if cut:
+        bound = f"the model's context cut --max-tokens {options.max_tokens} for {cut} of {len(sent)} prompts"
+        comparison.notes.append(bound)
+        _say(comparison.notes[-1])
+    variants = len(IMPLEMENTATIONS) * len(THREADS[: options.cores])
+    _say(
+        f"first transformers alone in {variants} settings ({CALIBRATION_RUNS} timed runs each), then {options.rounds} rounds of "
+        f"its best one and AFORE in {len(options.compare)} shape{'s' * (len(options.compare) > 1)}: this takes minutes"
+    )
     await _calibrate(options, model, ids, tokens, comparison)
     best = comparison.best
     async with contextlib.AsyncExitStack() as stack:
@@ -147,11 +172,12 @@ async def _compare(
 
 
 async def _calibrate(
-    options: ServeBenchOptions, model: str, ids: Sequence[Sequence[int]], tokens: int, comparison: Comparison
+    options: ServeBenchOptions, model: str, ids: Sequence[Sequence[int]], tokens: Sequence[int], comparison: Comparison
 ) -> None:
     """Every implementation with every number of threads; the best one goes into the rounds."""
-    tokens = min(tokens, CALIBRATION_TOKENS)
+    tokens = [min(most, CALIBRATION_TOKENS) for most in tokens]
     for threads in THREADS[: options.cores]:
+        _say(f"loading transformers with {threads} thread{'s' * (threads > 1)}")
         async with RivalProcess.start(model, threads) as rival:
             for implementation in IMPLEMENTATIONS:
                 rates: list[float] = []
@@ -171,11 +197,19 @@ async def _calibrate(
     comparison.best = max(comparison.calibration, key=lambda row: row["tokens_per_second"])
 
 
-async def run_ours(cluster: Cluster, prompts: Sequence[Sequence[int]], *, max_tokens: int, ignore_eos: bool) -> Outcome:
-    """All prompts submitted at once through the scripting API; ends with the last token here. CPU is filled in by the caller."""
+async def run_ours(
+    cluster: Cluster, prompts: Sequence[Sequence[int]], *, max_tokens: Sequence[int], ignore_eos: bool
+) -> Outcome:
+    """All prompts submitted at once through the scripting API, with ``max_tokens`` of each; ends with the last token here.
+
+    CPU is filled in by the caller.
+    """
     start_ns = cluster.clock.now_ns()
     answers: list[list[Token]] = await asyncio.gather(
-        *(complete(cluster, prompt, max_new_tokens=max_tokens, ignore_eos=ignore_eos) for prompt in prompts)
+        *(
+            complete(cluster, prompt, max_new_tokens=most, ignore_eos=ignore_eos)
+            for prompt, most in zip(prompts, max_tokens, strict=True)
+        )
     )
     arrivals_ns = [[token.at_ns for token in answer] for answer in answers]
     decode_tokens, decode_s = decode_part(arrivals_ns)
@@ -220,4 +254,4 @@ def _encode(model: str, texts: Sequence[str]) -> list[list[int]]:
 
 
 def _say(line: str) -> None:
-    print(f"bench: {line}", file=sys.stderr)
+    print(f"bench: {line}", file=sys.stderr, flush=True)

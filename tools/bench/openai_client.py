@@ -98,10 +98,13 @@ class OpenAIClient:
         )
 
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]] | None:
-        """Token ids of each text, or none where the server has no ``/tokenize``."""
+        """Token ids of each text (as a chat, where that is the endpoint), or none where the server has no ``/tokenize``."""
         found = []
         for text in texts:
-            answer = await self._post("/tokenize", {"model": self.model, "prompt": text})
+            asked: dict[str, Any] = (
+                {"messages": [{"role": "user", "content": text}]} if self._endpoint == "chat" else {"prompt": text}
+            )
+            answer = await self._post("/tokenize", {"model": self.model, **asked})
             tokens = answer.get("tokens") if answer is not None else None
             if not isinstance(tokens, list) or not tokens:
                 return None

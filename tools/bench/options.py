@@ -191,7 +191,10 @@ def _parser() -> argparse.ArgumentParser:
         "--time-scale", type=_finite, default=1.0, metavar="X", help="stretch the trace's gaps (default: 1)"
     )
     load.add_argument(
-        "--max-tokens", type=_count, metavar="N", help="most tokens of an answer (default: what prompts say)"
+        "--max-tokens",
+        type=_count,
+        metavar="N",
+        help="most tokens of every answer, whatever prompts say (default: what they say)",
     )
     load.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
     load.add_argument("--seed", type=_whole, default=0, help="of the drawn arrivals (default: 0)")

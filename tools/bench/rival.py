@@ -65,13 +65,16 @@ class RivalProcess:
             await process.wait()
 
     async def run(
-        self, implementation: str, prompts: Sequence[Sequence[int]], *, max_tokens: int, ignore_eos: bool
+        self, implementation: str, prompts: Sequence[Sequence[int]], *, max_tokens: Sequence[int], ignore_eos: bool
     ) -> Outcome:
-        """Decodes all prompts as one batch. Raises ``RoleLost`` when the process ends, ``DeadlineExceeded``."""
+        """Decodes all prompts as one batch, at most ``max_tokens`` of each.
+
+        Raises ``RoleLost`` when the process ends, ``DeadlineExceeded``.
+        """
         command = {
             "implementation": implementation,
             "prompts": [list(prompt) for prompt in prompts],
-            "max_tokens": max_tokens,
+            "max_tokens": list(max_tokens),
             "ignore_eos": ignore_eos,
         }
         assert self._process.stdin is not None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from afore.models.quiet import no_progress_bar
@@ -36,6 +36,17 @@ class StepTimes(BaseStreamer):
         """Called after the last step."""
 
 
+class OwnLengths(StoppingCriteria):
+    """Ends each row of a batch at its own number of tokens; ``generate`` goes on while a row is left."""
+
+    def __init__(self, prompt_tokens: int, max_tokens: Sequence[int]) -> None:
+        self._ends = torch.tensor(max_tokens) + prompt_tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+        """(B,) bool: which rows are done."""
+        return input_ids.shape[1] >= self._ends
+
+
 class Rival:
     """``transformers``' model of a checkpoint, and batched greedy decoding with it."""
 
@@ -49,13 +60,13 @@ class Rival:
         self._model.generation_config = GenerationConfig()
 
     def run(
-        self, implementation: str, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool
+        self, implementation: str, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], ignore_eos: bool
     ) -> dict[str, Any]:
-        """Decodes all prompts as one batch, padded on the left; times from before padding to the tokens as lists."""
+        """Decodes all prompts as one batch, padded on the left, ``max_tokens`` of each; times from before padding to lists."""
         self._model.set_experts_implementation(implementation)
         config = GenerationConfig(
             do_sample=False,
-            max_new_tokens=max_tokens,
+            max_new_tokens=max(max_tokens),
             eos_token_id=None if ignore_eos else self._eos or None,
             pad_token_id=0,
             use_cache=True,
@@ -69,11 +80,17 @@ class Rival:
         for row, prompt in enumerate(prompts):
             ids[row, longest - len(prompt) :] = torch.tensor(prompt)
             mask[row, longest - len(prompt) :] = 1
+        # Rows that all end together need none: the plain call stays what it is.
+        own = min(max_tokens) < max(max_tokens)
+        stopping = {"stopping_criteria": StoppingCriteriaList([OwnLengths(longest, max_tokens)])} if own else {}
         with torch.inference_mode():
-            output = self._model.generate(ids, attention_mask=mask, generation_config=config, streamer=times)
+            output = self._model.generate(
+                ids, attention_mask=mask, generation_config=config, streamer=times, **stopping
+            )
         rows: list[list[int]] = output[:, longest:].tolist()
         end_ns = time.monotonic_ns()
-        tokens = [cut_at_end(row, [] if ignore_eos else self._eos) for row in rows]
+        ends = [] if ignore_eos else self._eos
+        tokens = [cut_at_end(row[:most], ends) for row, most in zip(rows, max_tokens, strict=True)]
         return {
             "tokens": tokens,
             "wall_s": (end_ns - start_ns) / 1e9,

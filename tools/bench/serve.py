@@ -136,14 +136,20 @@ async def _workload(
     options: ServeBenchOptions, prompts: Sequence[PromptText], client: OpenAIClient, server: ServerFacts
 ) -> Workload:
     if options.arrivals is None:
+        texts = [prompt.text for prompt in prompts[: options.num_prompts]]
+        # Only a number that was given can exceed the context unseen: what prompts ask for is theirs to know.
+        bounded = options.max_tokens is not None and server.max_model_len is not None
+        ids = await client.tokenize(texts) if bounded else None
         return from_rate(
-            prompts,
+            prompts[: options.num_prompts],
             count=options.num_prompts,
             rate=options.request_rate,
             burstiness=options.burstiness,
             seed=options.seed,
             max_tokens=options.max_tokens,
             default_tokens=DEFAULT_TOKENS,
+            lengths=None if ids is None else [*map(len, ids)],
+            max_model_len=server.max_model_len,
         )
     from afore.tools.bench.arrivals import read_arrivals
 

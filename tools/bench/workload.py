@@ -32,25 +32,48 @@ def from_rate(
     seed: int,
     max_tokens: int | None,
     default_tokens: int,
+    lengths: Sequence[int] | None = None,
+    max_model_len: int | None = None,
 ) -> Workload:
-    """``count`` requests with the prompts in order (counted round); each asks for what its prompt says, at most ``max_tokens``."""
+    """``count`` requests with the prompts in order (counted round); each asks for what ``output_tokens`` says.
+
+    ``lengths`` are the prompts' tokens, where they are known: with ``max_model_len`` they bound a ``max_tokens`` that was given.
+    """
     notes = []
     if count > len(prompts):
         notes.append(f"{count} requests share {len(prompts)} prompts: some are sent more than once")
+    wanted, cut = output_tokens(
+        prompts, max_tokens=max_tokens, default_tokens=default_tokens, lengths=lengths, max_model_len=max_model_len
+    )
+    if cut:
+        notes.append(f"the model's context cut --max-tokens {max_tokens} for {cut} of {len(prompts)} prompts")
     due_s = draw_arrivals_s(count, rate, burstiness=burstiness, seed=seed)
     planned = []
     for index, at_s in enumerate(due_s):
-        prompt = prompts[index % len(prompts)]
-        wanted = prompt.max_tokens or max_tokens or default_tokens
-        planned.append(
-            Planned(
-                index=index,
-                due_s=at_s,
-                prompt=prompt.text,
-                max_tokens=wanted if max_tokens is None else min(wanted, max_tokens),
-            )
-        )
+        at = index % len(prompts)
+        planned.append(Planned(index=index, due_s=at_s, prompt=prompts[at].text, max_tokens=wanted[at]))
     return Workload(planned=tuple(planned), notes=tuple(notes))
+
+
+def output_tokens(
+    prompts: Sequence[PromptText],
+    *,
+    max_tokens: int | None,
+    default_tokens: int,
+    lengths: Sequence[int] | None,
+    max_model_len: int | None,
+) -> tuple[list[int], int]:
+    """(output tokens of each prompt, how many of them the context cut).
+
+    ``max_tokens`` overrides what prompts ask for, up to the room that the context leaves behind each; without it each prompt's own
+    number goes, or ``default_tokens``.
+    """
+    if max_tokens is None:
+        return [prompt.max_tokens or default_tokens for prompt in prompts], 0
+    if lengths is None or max_model_len is None:
+        return [max_tokens] * len(prompts), 0
+    found = [min(max_tokens, max(1, max_model_len - length)) for length in lengths]
+    return found, sum(tokens < max_tokens for tokens in found)
 
 
 def from_trace(

@@ -26,10 +26,19 @@ def test_prompts_go_round_and_say_so() -> None:
     assert by_rate(2, None).notes == ()
 
 
-def test_lengths_are_the_prompts_own_unless_cut() -> None:
+def test_lengths_are_the_prompts_own_unless_one_is_given() -> None:
     assert [planned.max_tokens for planned in by_rate(2, None).planned] == [64, 16]
     assert [planned.max_tokens for planned in by_rate(2, 32).planned] == [32, 32]
-    assert [planned.max_tokens for planned in by_rate(2, 99).planned] == [64, 99]
+    assert [planned.max_tokens for planned in by_rate(2, 99).planned] == [99, 99]
+
+
+def test_a_given_length_is_bounded_by_the_context_and_that_is_said() -> None:
+    found = from_rate(
+        PROMPTS, count=2, rate=math.inf, burstiness=1, seed=0, max_tokens=99, default_tokens=16, lengths=(60, 10),
+        max_model_len=128,
+    )  # fmt: skip
+    assert [planned.max_tokens for planned in found.planned] == [68, 99]
+    assert found.notes == ("the model's context cut --max-tokens 99 for 1 of 2 prompts",)
 
 
 ARRIVALS = (
