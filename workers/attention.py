@@ -34,6 +34,9 @@ from afore.workers.kv_pool import KvPool
 from afore.workers.outbound import Doors, Outbound
 from afore.workers.steps import Steps
 
+REPLY_PATIENCE = 1.5
+"""Of ``times.step_s``: the engine, which sees every participant, shall name who is late before one that waits for them gives up."""
+
 
 class AttentionWeights(Protocol):
     """What an attention worker has loaded; it outlives epochs."""
@@ -129,7 +132,7 @@ async def _connect(
         outbound=outbound,
         replies=Replies(regions.exchange.buffer, regions.layouts.exchange, directory.epoch),
         num_ffn=ctx.config.topology.ffn,
-        reply_timeout_us=ctx.config.times.step_s * 1e6,
+        reply_timeout_us=ctx.config.times.step_s * 1e6 * REPLY_PATIENCE,
         report=ctx.hub.send,
         unpinned=freed.set,
     )

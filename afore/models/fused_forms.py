@@ -122,7 +122,10 @@ def why_not_fused(family: Family, config: Any, dtype: str = "float32") -> str | 
     heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
     if heads % kv_heads:
         return f"{heads} query heads do not share {kv_heads} key heads evenly"
-    gate = _FORMS[family.model_type](config).gate
+    form = _FORMS[family.model_type](config)
+    if form.clip_qkv is not None and form.clip_qkv <= 0:
+        return f"clip_qkv {form.clip_qkv}, which leaves nothing of queries, keys and values"
+    gate = form.gate
     if gate is not None:
         experts, per_token = getattr(config, family.num_experts), config.num_experts_per_tok
         if experts % gate.groups or experts // gate.groups < min(2, gate.groups):

@@ -84,14 +84,16 @@ def penalise(logits_V: F32, seen: npt.NDArray[np.int64], penalty: float) -> F32:
 def logprobs(logits_V: F32, token: int, top: int) -> tuple[float, tuple[tuple[int, float], ...]]:
     """ln softmax of ``token``, and (token, ln softmax) of the ``top`` most probable ones, best first (lowest id among equals).
 
-    What is impossible comes as ``LEAST_LOGPROB``, not as an infinity, which JSON cannot write.
+    What is impossible, or no number, comes as ``LEAST_LOGPROB``, not as an infinity or NaN, which JSON cannot write.
     """
     scores_V = logits_V.astype(np.float64)
-    highest = float(scores_V.max())
-    normaliser = highest + float(np.log(np.exp(scores_V - highest).sum()))
+    with np.errstate(invalid="ignore"):
+        highest = float(scores_V.max())
+        normaliser = highest + float(np.log(np.exp(scores_V - highest).sum()))
 
     def value(index: int) -> float:
-        return max(float(scores_V[index]) - normaliser, LEAST_LOGPROB)
+        exact = float(scores_V[index]) - normaliser
+        return exact if exact > LEAST_LOGPROB else LEAST_LOGPROB  # also for a NaN, which is not greater
 
     best: list[int] = []
     if top:

@@ -312,7 +312,7 @@ class Engine:
 
     def _overdue(self, owed: Owed) -> None:
         role, rank, what = owed
-        self.lost(member_name(role, rank), f"{what} has not come for {self._config.times.step_s:g} s")
+        self._hub.lose(role, rank, f"{what} has not come for {self._config.times.step_s:g} s")
 
     def _watch_step(self, announced: control.Announce) -> None:
         """One deadline a microbatch: the next announcement of it (or the end of its work) takes it off."""
@@ -327,8 +327,10 @@ class Engine:
         self._step_timers.pop((announced.microbatch, announced.step), None)
         late = self._batcher.waiting_for(announced.microbatch, announced.step)
         if late:
-            names = ", ".join(member_name(ATTENTION, rank) for rank in late)
-            self.lost(
-                names,
-                f"step {announced.step} of microbatch {announced.microbatch} has no report after {self._config.times.step_s:g} s",
+            others = ", ".join(member_name(ATTENTION, rank) for rank in late[1:])
+            self._hub.lose(
+                ATTENTION,
+                late[0],
+                f"step {announced.step} of microbatch {announced.microbatch} has no report after "
+                f"{self._config.times.step_s:g} s" + (f", nor from {others}" if others else ""),
             )

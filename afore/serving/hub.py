@@ -202,6 +202,11 @@ class Hub:
             if not self.stopping.is_set():
                 self._lost(member, failure or "ended")
 
+    def lose(self, role: str, rank: int, reason: str) -> None:
+        """A deadline has named a role whose channel still stands: it counts as lost like one whose channel has ended."""
+        if not self.stopping.is_set():
+            self._lost((role, rank), reason)
+
     def _lost(self, member: MemberId, reason: str) -> None:
         self.membership.lost(member, reason)
         if self.membership.lost_member:

@@ -51,12 +51,13 @@ def test_nobody_guesses_what_an_unknown_family_computes() -> None:
     ("model_type", "changes", "reason"),
     [
         ("mixtral", {"num_attention_heads": 3}, "3 query heads"),
+        ("olmoe", {"clip_qkv": 0.0}, "clip_qkv 0.0"),
         ("dots1", {"n_group": 3}, "8 experts in 3 groups"),
         ("dots1", {"n_group": 8}, "8 experts in 8 groups"),
         ("dots1", {"n_group": 4}, "3 experts a token of 1 groups of 2"),
     ],
 )
-def test_shapes_that_the_kernels_do_not_have(model_type: str, changes: dict[str, int], reason: str) -> None:
+def test_shapes_that_the_kernels_do_not_have(model_type: str, changes: dict[str, float], reason: str) -> None:
     assert reason in str(why_not_fused(FAMILIES[model_type], config_of(model_type, **changes)))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -12,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from afore.core.errors import ConfigError
 from afore.models.attention import F32
-from afore.models.sampling import GREEDY, SamplingParams, sample, uniform
+from afore.models.sampling import GREEDY, SamplingParams, logprobs, sample, uniform
 
 logits = arrays(np.float32, st.integers(1, 20), elements=st.floats(-30, 30, width=32))
 
@@ -104,3 +105,10 @@ def test_parameters_that_make_no_sense_are_refused_by_name(field: str, value: fl
     with pytest.raises(ConfigError) as caught:
         SamplingParams(**{field: value})  # type: ignore[arg-type]  # mypy cannot follow a field named by a string
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("spoilt", [np.nan, np.inf, -np.inf])
+def test_logprobs_of_a_broken_model_can_be_written(spoilt: float) -> None:
+    logits_V = np.array([1, 2, spoilt, 3], np.float32)
+    for token in range(4):
+        json.dumps(logprobs(logits_V, token, 3), allow_nan=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 
@@ -12,6 +13,7 @@ from afore.core.topology import member_name
 from afore.serving.virtual import Ask, running_virtual
 from afore.testing import run_virtual
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
+from tests.serving.faulty_fabric import FaultyFabric, Stalls
 from tests.serving.virtual_cases import QUIET, SMALL, asks, prescribed, whatever_comes
 
 pytestmark = pytest.mark.slow
@@ -61,6 +63,31 @@ def test_a_role_that_dies_at_any_moment_is_named_and_nothing_hangs(member: str, 
 
         cut_short += run_virtual(main, seed=None if seed == 0 else seed)
     assert cut_short > 0, "no request was running at any of the moments"
+
+
+def test_a_role_that_stands_still_is_lost_for_everybody_and_stays_the_one_named() -> None:
+    """Its channel stands, so only the engine's deadline tells: health, clients and later requests must hear of it too."""
+
+    async def main() -> None:
+        weather = Stalls({(1, 6): 1e12})
+        async with running_virtual(SMALL, QUIET, make_fabric=partial(FaultyFabric, weather=weather)) as cluster:
+            results = await whatever_comes(cluster, asks(8, 6))
+            lost = [result for result in results if isinstance(result, BaseException)]
+            assert lost
+            (named,) = {error.role for error in lost if isinstance(error, RoleLost)}
+            words = cluster.client.status.lost
+            # Both are late: one waits for the other's share of the step. So both are named.
+            assert words.startswith(f"{named}: step ")
+            assert "attention-1" in words
+            # Whoever waits for that share must not be taken for another cause when its own patience ends.
+            await asyncio.sleep(3 * SMALL.times.step_s)
+            assert cluster.client.status.lost == words
+            assert not cluster.client.status.serving
+            with pytest.raises(RoleLost) as refused:
+                await cluster.ask(Ask(prompt=(1,), max_new_tokens=1))
+            assert refused.value.role == named
+
+    run_virtual(main)
 
 
 @pytest.mark.parametrize("member", ["ffn-1", "attention-0", "scheduler-0", "prefill-0", "door-0"])

@@ -15,6 +15,7 @@ from afore.serving.http.app import make_app
 from afore.serving.http.desk import Desk
 from afore.serving.http.listen import listen, url_of
 from afore.serving.http.metrics import Metrics
+from afore.serving.http.protocol import h11_with_head_deadline
 from afore.serving.hub import Hub
 from afore.serving.local import LocalClient
 
@@ -49,7 +50,7 @@ async def serving_http(
             lifespan="off",
             ws="none",
             loop="none",
-            http="h11",
+            http=h11_with_head_deadline(config.times.control_s),
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=GRACE_S,

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import socket
+import urllib.parse
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -186,6 +187,24 @@ def test_a_key_is_asked_for_where_there_is_one() -> None:
             assert httpx.get(served.url + path).status_code == 401
         for path in ("/health", "/live", "/version", "/metrics"):
             assert httpx.get(served.url + path).status_code == 200
+
+
+def test_a_connection_that_does_not_ask_is_closed() -> None:
+    """Also one that stops within the head of its request, the first or a later one; a slow answer is no such thing."""
+    whole = b"GET /live HTTP/1.1\r\nHost: door\r\n\r\n"
+    impatient = dataclasses.replace(SMALL, times=dataclasses.replace(SMALL.times, control_s=0.5))
+    body = {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True}
+    with serving(impatient) as served, contextlib.ExitStack() as open_:
+        where = urllib.parse.urlparse(served.url)
+        for sent in (b"", b"GET /li", whole + b"GET /li"):
+            sock = open_.enter_context(socket.create_connection((where.hostname, where.port), timeout=30))
+            sock.sendall(sent)
+            received = b""
+            while data := sock.recv(4096):
+                received += data
+            assert received.startswith(b"HTTP/1.1 200") == sent.startswith(whole)
+        answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+        assert answer.json()["usage"]["completion_tokens"] == 400
 
 
 def test_a_full_queue_is_429_and_a_later_request_is_served() -> None:
