@@ -80,7 +80,7 @@ def _record(p: Parts, demand: NDArray[np.int64], M: int) -> None:
 
 
 @compiled
-def _plan(
+def plan_in_place(
     buffer: Words,
     demand: NDArray[np.int64],
     protected: NDArray[np.bool_],
@@ -134,10 +134,10 @@ def _adopt(buffer: Words, slots: Words) -> None:
                 bind(p, s, e)
 
 
-def _stamp() -> int:
-    """Checksum of the files that hold what the entries call."""
+def core_stamp() -> int:
+    """Checksum of the files that hold what a compiled caller of ``plan_in_place`` contains."""
     checksum = 0
-    for name in ("core_layout.py", "core_within.py", "core_beyond.py"):
+    for name in ("core_layout.py", "core_within.py", "core_beyond.py", "core_numba.py"):
         checksum = zlib.crc32((Path(__file__).parent / name).read_bytes(), checksum)
     return checksum
 
@@ -154,7 +154,7 @@ def _build(stamp: int) -> tuple[Any, Any]:
         copy_us: float,
         window_us: float,
     ) -> float:
-        gain_us: float = _plan(buffer, demand, protected, tile_us, copy_us, window_us) if stamp >= 0 else np.nan
+        gain_us: float = plan_in_place(buffer, demand, protected, tile_us, copy_us, window_us) if stamp >= 0 else np.nan
         return gain_us
 
     @njit(nogil=True, error_model="numpy", cache=True)
@@ -165,7 +165,7 @@ def _build(stamp: int) -> tuple[Any, Any]:
     return plan_entry, adopt_entry
 
 
-plan_core, adopt_core = _build(_stamp())
+plan_core, adopt_core = _build(core_stamp())
 
 
 def compile_planner() -> None:

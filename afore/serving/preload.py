@@ -26,6 +26,7 @@ def preload(tell: Callable[[str], None]) -> None:
     from afore.models.checkpoint import Checkpoint
     from afore.models.fused_kernels import compile_fused_kernels
     from afore.models.loading import load_dense_model
+    from afore.scheduler.hot_core import compile_hot_path
     from afore.scheduler.loads import compile_loads
     from afore.scheduler.planner import compile_planner
     from afore.serving import process
@@ -34,6 +35,7 @@ def preload(tell: Callable[[str], None]) -> None:
     del RunConfig, process, numpy
     tell(KERNELS)
     compile_planner()
+    compile_hot_path()
     compile_loads()
     compile_kernels()
     compile_fused_kernels()
