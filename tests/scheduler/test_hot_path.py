@@ -146,15 +146,21 @@ class Story:
             m = int(self.rng.integers(self.shape.microbatches))
             if self.layers_M[m] == LAYERS:
                 await self.announce(m)
+                self.compare_rings()
             else:
                 await self.vectors(m)
-            await self.compare()
+                await self.compare()
 
-    async def compare(self) -> None:
+    def compare_rings(self) -> None:
         hot, plain = self.sides
         assert hot.ring_memory.tobytes() == plain.ring_memory.tobytes()
         assert hot.rung == plain.rung
         assert hot.reports == plain.reports
+
+    async def compare(self) -> None:
+        """After a target: refusals, which the compiled way may hear with an earlier bell, have been heard by both."""
+        self.compare_rings()
+        hot, plain = self.sides
         assert await hot.statistics() == await plain.statistics()
         for ours, theirs in zip(hot.policy._planners, plain.policy._planners, strict=True):  # type: ignore[attr-defined]
             assert np.array_equal(ours.buffer, theirs.buffer)
