@@ -14,7 +14,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 Words = NDArray[np.int32]
-compiled = njit(nogil=True, error_model="numpy")
+# Inlined and without reference counts: a call would pass the thirty arrays of ``Parts`` on the stack, and count each of them. So
+# an entry that Python calls holds none of them: it only calls one of these functions, which returns numbers.
+compiled = njit(nogil=True, error_model="numpy", forceinline=True, _nrt=False)
 
 # Words of the header.
 H_EXPERTS, H_WORKERS, H_SLOTS, H_COPY_CAP, H_TILE_TOKENS, H_COMPACTNESS = 0, 1, 2, 3, 4, 5
@@ -101,7 +103,7 @@ def bind(p: Parts, s: int, e: int) -> None:
     old = p.slots[s]
     if old >= 0:
         where[old * N + w] = -1
-        member[old * V + w // 32] &= ~(1 << (w % 32))
+        member[old * V + (w >> 5)] &= ~(1 << (w & 31))
         at = head[old]
         if at == s:
             head[old] = after[s]
@@ -112,7 +114,7 @@ def bind(p: Parts, s: int, e: int) -> None:
     p.slots[s] = e
     if e >= 0:
         where[e * N + w] = E + s
-        member[e * V + w // 32] |= 1 << (w % 32)
+        member[e * V + (w >> 5)] |= 1 << (w & 31)
         at = head[e]
         if at < 0 or at > s:
             after[s] = at

@@ -37,7 +37,7 @@ from afore.scheduler.core_layout import (
     compiled,
     parts_of,
 )
-from afore.scheduler.core_within import initialize, rebalance_within, sort_workers
+from afore.scheduler.core_within import greatest, initialize, rebalance_within, sort_workers
 
 MAX_AGE = 2**31 - 1
 
@@ -98,7 +98,7 @@ def plan_in_place(
     if total < 0:
         return float(total)
     p.header[H_TOTAL_TILES] = total
-    p.header[H_BASE_MAX_TILES] = p.base.max()
+    p.header[H_BASE_MAX_TILES] = greatest(p.base)
     sort_workers(p.rank, p.load)
     rebalance_within(p, theta)
     p.header[H_WITHIN_MAX_TILES] = p.load[p.rank[0]]

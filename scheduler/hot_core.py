@@ -54,14 +54,18 @@ def _pairs(
     for e in range(demand.size):
         total += demand[e]
         pairs[primary[e]] += demand[e]
-    pairs[N:] = pairs[:N]
+    for w in range(N):
+        pairs[N + w] = pairs[w]
     for i in range(num_shares):
         count = shares[4 * i + 3]
         pairs[N + primary[shares[4 * i]]] -= count
         pairs[N + shares[4 * i + 1]] += count
     out[O_PAIRS] = total
-    out[O_MAX_PAIRS_BEFORE] = pairs[:N].max()
-    out[O_MAX_PAIRS_AFTER] = pairs[N:].max()
+    before = after = 0
+    for w in range(N):
+        before = max(before, pairs[w])
+        after = max(after, pairs[N + w])
+    out[O_MAX_PAIRS_BEFORE], out[O_MAX_PAIRS_AFTER] = before, after
 
 
 @compiled
@@ -93,6 +97,76 @@ def _next_layer(gathered: Words, A: int, out: Integers64) -> None:
     out[O_WAITING] = waiting
 
 
+@compiled
+def _serve(
+    buffer: Words,
+    gathered: Words,
+    mailbox: Words32,
+    ring: Words64,
+    window: NDArray[np.bool_],
+    bound: Integers64,
+    shape: Integers64,
+    out: Integers64,
+    target: int,
+    may_plan: bool,
+    sequence: int,
+    stamp_ns: int,
+    start: int,
+    tile_us: float,
+    copy_us: float,
+    window_us: float,
+) -> int:
+    """See the module; returns the status. ``gathered``: ``demand_book.Gathering.words``; ``bound``: ``CellBindings``."""
+    p = parts_of(buffer)
+    E, N, R, A = p.head.size, p.load.size, p.header[H_SLOTS], shape[W_ATTENTION]
+    S = N * R
+    pairs_at = OUT + E
+    raw_at = pairs_at + 2 * N
+    raw = out[raw_at:].view(np.uint32)[: shape[W_VECTOR32]]
+    if _gather(gathered, mailbox, shape, target, out, E, raw):
+        return INCOMPLETE
+    if not may_plan:
+        return COMPLETE
+
+    summed = gathered[2 * A : 2 * A + E]
+    demand = out[OUT:pairs_at]
+    for e in range(E):
+        demand[e] = summed[e]
+    protected = window[:S]
+    protected[:] = False
+    for at in range(S, window.size, S):
+        for s in range(S):
+            protected[s] |= window[at + s]
+    if plan_in_place(buffer, demand, protected, tile_us, copy_us, window_us) < 0.0:
+        return REFUSED
+    used, slots, reserved, copies, shares = p.used, p.slots, p.reserved, p.copies, p.shares
+    for s in range(window.size - 1, 2 * S - 1, -1):
+        window[s] = window[s - S]
+    if window.size > S:
+        for s in range(S):
+            window[S + s] = used[s] != 0
+
+    num_copies, num_shares = p.header[H_COPIES], p.header[H_SHARES]
+    for i in range(num_shares):
+        s = shares[4 * i + 1] * R + shares[4 * i + 2]
+        if not reserved[s] and bound[s] != shares[4 * i]:
+            return UNBOUND
+    for i in range(num_copies):
+        s = copies[3 * i + 1] * R + copies[3 * i + 2]
+        bound[s] = slots[s]
+        bound[S + s] = sequence
+    crc = crc32_words(summed.view(np.uint32), 0, E, 0)
+    publish_plan(
+        ring, shape, sequence, stamp_ns, target, start if num_copies > 0 else 0, gathered[A : 2 * A], crc,
+        copies, num_copies, shares, num_shares, bound[S:], R,
+    )  # fmt: skip
+
+    out[O_COPIES], out[O_SHARES] = num_copies, num_shares
+    _pairs(demand, p.primary, shares, num_shares, out[pairs_at:raw_at], out)
+    _next_layer(gathered, A, out)
+    return PUBLISHED
+
+
 def _stamp() -> int:
     """Checksum of the files that hold what the entry calls."""
     return zlib.crc32(f"{core_stamp()} {wire_stamp()}".encode(), zlib.crc32(Path(__file__).read_bytes()))
@@ -122,54 +196,10 @@ def _build(stamp: int) -> Any:
     ) -> int:
         if stamp < 0:
             return INCOMPLETE
-        p = parts_of(buffer)
-        E, N, R, A = p.head.size, p.load.size, p.header[H_SLOTS], shape[W_ATTENTION]
-        S = N * R
-        pairs_at = OUT + E
-        raw_at = pairs_at + 2 * N
-        raw = out[raw_at:].view(np.uint32)[: shape[W_VECTOR32]]
-        if _gather(gathered, mailbox, shape, target, out, E, raw):
-            return INCOMPLETE
-        if not may_plan:
-            return COMPLETE
-
-        summed = gathered[2 * A : 2 * A + E]
-        demand = out[OUT:pairs_at]
-        for e in range(E):
-            demand[e] = summed[e]
-        protected = window[:S]
-        protected[:] = False
-        for at in range(S, window.size, S):
-            for s in range(S):
-                protected[s] |= window[at + s]
-        if plan_in_place(buffer, demand, protected, tile_us, copy_us, window_us) < 0.0:
-            return REFUSED
-        used, slots, reserved, copies, shares = p.used, p.slots, p.reserved, p.copies, p.shares
-        for s in range(window.size - 1, 2 * S - 1, -1):
-            window[s] = window[s - S]
-        if window.size > S:
-            for s in range(S):
-                window[S + s] = used[s] != 0
-
-        num_copies, num_shares = p.header[H_COPIES], p.header[H_SHARES]
-        for i in range(num_shares):
-            s = shares[4 * i + 1] * R + shares[4 * i + 2]
-            if not reserved[s] and bound[s] != shares[4 * i]:
-                return UNBOUND
-        for i in range(num_copies):
-            s = copies[3 * i + 1] * R + copies[3 * i + 2]
-            bound[s] = slots[s]
-            bound[S + s] = sequence
-        crc = crc32_words(summed.view(np.uint32), 0, E, 0)
-        publish_plan(
-            ring, shape, sequence, stamp_ns, target, start if num_copies > 0 else 0, gathered[A : 2 * A], crc,
-            copies, num_copies, shares, num_shares, bound[S:], R,
+        return _serve(
+            buffer, gathered, mailbox, ring, window, bound, shape, out, target, may_plan, sequence, stamp_ns, start, tile_us,
+            copy_us, window_us,
         )  # fmt: skip
-
-        out[O_COPIES], out[O_SHARES] = num_copies, num_shares
-        _pairs(demand, p.primary, shares, num_shares, out[pairs_at:raw_at], out)
-        _next_layer(gathered, A, out)
-        return PUBLISHED
 
     return hot_entry
 

@@ -41,7 +41,8 @@ from afore.transport.ring_layout import RingLayout, entry_dtype
 Words32 = NDArray[np.uint32]
 Words64 = NDArray[np.uint64]
 Integers64 = NDArray[np.int64]
-compiled = njit(nogil=True, error_model="numpy")
+# Without reference counts: only for callers of the same kind, which hold no array beyond the call.
+compiled = njit(nogil=True, error_model="numpy", _nrt=False)
 
 HALF: Final = 4
 """Bytes of a 32-bit word."""
