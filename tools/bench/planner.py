@@ -31,7 +31,7 @@ from afore.tools.bench.planner_cores import (
     python_run,
 )
 from afore.tools.bench.planner_demand import Demands, drifting, recorded
-from afore.tools.bench.planner_public import PublicPlanner, find_public
+from afore.tools.bench.planner_public import PublicPlanner, check_public, find_public
 from afore.tools.bench.planner_report import PAPER_US, print_report
 
 HIDDEN_US = 1e9
@@ -74,6 +74,7 @@ def main(argv: Sequence[str]) -> int:
     for name in ("experts", "top_k", "tile_tokens", "rounds", "targets"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')}", f"{getattr(options, name)} is not at least 1")
+    check_public(options.public)
     rows = [
         Row(ep=ep, slots=slots, tokens=tokens)
         for tokens in options.tokens

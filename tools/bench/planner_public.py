@@ -100,13 +100,18 @@ def _most_tiles(expert_of: NDArray[np.integer[Any]], demand_E: NDArray[np.int64]
     return int(loads_N.max())
 
 
+def check_public(names: str) -> None:
+    """Raises ``ConfigError`` for a name that is none of theirs."""
+    for name in filter(None, names.split(",")):
+        if name not in _SOURCES:
+            raise ConfigError("--public", f"{name!r} is not known", f"choose from {', '.join(_SOURCES)}")
+
+
 def find_public(names: str, folder: Path, notes: list[str]) -> list[PublicPlanner]:
-    """Those of ``names`` (comma-separated) that could be had; a note for each that could not. Raises ``ConfigError``."""
+    """Those of ``names`` (comma-separated) that could be had; a note for each that could not."""
     found = []
     for name in names.split(","):
-        source = _SOURCES.get(name)
-        if source is None:
-            raise ConfigError("--public", f"{name!r} is not known", f"choose from {', '.join(_SOURCES)}")
+        source = _SOURCES[name]
         try:
             found.append(_load(name, source, folder))
         except (OSError, subprocess.SubprocessError, LookupError, ImportError, AttributeError, SyntaxError) as error:
