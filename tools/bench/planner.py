@@ -147,7 +147,7 @@ def _measure(
         "paper_us": PAPER_US.get(row.ep),
         "static": _quality_of_static(measured, primaries_E, row.ep, options.tile_tokens),
         "cores": {name: _figures(one.rounds, row.ep) for name, one in contestants.items()},
-        "public": {planner.name: planner.measure(measured, config, primaries_E, options.rounds) for planner in public},
+        "public": {planner.name: planner.measure(measured, config) for planner in public},
     }
     if CXX in contestants and "afore" in contestants:
         ours, theirs = contestants["afore"], contestants[CXX]

@@ -13,6 +13,7 @@ import types
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,20 +58,19 @@ class PublicPlanner:
     name: str
     function: Callable[..., Any]
 
-    def measure(
-        self, demand_TE: NDArray[np.int64], config: PlannerConfig, primaries_E: NDArray[np.int32], rounds: int
-    ) -> dict[str, Any]:
+    def measure(self, demand_TE: NDArray[np.int64], config: PlannerConfig) -> dict[str, Any]:
         """Latency and resulting balance on a spread of the targets."""
         import torch
 
         E, N, M = config.num_experts, config.num_workers, config.tile_tokens
         replicas = -(-(E + N * int(config.slots_N.max())) // N) * N
         picked = demand_TE[np.linspace(0, len(demand_TE) - 1, min(TARGETS, len(demand_TE))).astype(int)]
+        more = {"enable_hierarchical": False} if "enable_hierarchical" in signature(self.function).parameters else {}
         took_us, most, bounds, total = [], [], [], []
         for demand_E in picked:
             weight = torch.from_numpy(demand_E[None].astype(np.float32))
             before = time.perf_counter_ns()
-            answer = self.function(weight, replicas, 1, 1, N)
+            answer = self.function(weight, replicas, 1, 1, N, **more)
             took_us.append((time.perf_counter_ns() - before) / 1e3)
             tiles = int((-(-demand_E // M)).sum())
             most.append(_most_tiles(np.asarray(answer[0]).reshape(-1), demand_E, N, M))
