@@ -36,6 +36,7 @@ from afore.scheduler.core_layout import (
     bind,
     compiled,
     parts_of,
+    plain_indices,
 )
 from afore.scheduler.core_within import greatest, initialize, rebalance_within, sort_workers
 
@@ -176,7 +177,8 @@ def compile_planner() -> None:
     if not plan_core.signatures:
         words, flags = types.Array(types.int32, 1, "C"), types.Array(types.boolean, 1, "C")
         real = types.float64
-        adopt_core.compile((words, words))
-        plan_core.compile((words, types.Array(types.int64, 1, "C"), flags, real, real, real))
+        with plain_indices():
+            adopt_core.compile((words, words))
+            plan_core.compile((words, types.Array(types.int64, 1, "C"), flags, real, real, real))
         adopt_core.disable_compile()
         plan_core.disable_compile()

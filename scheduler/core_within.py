@@ -81,10 +81,10 @@ def initialize(p: Parts, demand: NDArray[np.int64], M: int, theta: int) -> int:
 
 @compiled
 def greatest(values: Words) -> int:
-    """The greatest of them (numba's own ``max`` of an array is not for code without reference counts)."""
-    most = values[0]
-    for value in range(1, values.size):
-        most = max(most, values[value])
+    """The greatest of counts (numba's own ``max`` of an array is not for code without reference counts)."""
+    most = 0
+    for i in range(values.size):
+        most = max(most, int(values[i]))
     return most
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
-from afore.scheduler.core_layout import H_COPIES, H_SHARES, H_SLOTS, Words, compiled, parts_of
+from afore.scheduler.core_layout import H_COPIES, H_SHARES, H_SLOTS, Words, compiled, parts_of, plain_indices
 from afore.scheduler.core_numba import core_stamp, plan_in_place
 from afore.transport.entry_core import (
     W_ATTENTION,
@@ -196,10 +196,11 @@ def _build(stamp: int) -> Any:
     ) -> int:
         if stamp < 0:
             return INCOMPLETE
-        return _serve(
+        status: int = _serve(
             buffer, gathered, mailbox, ring, window, bound, shape, out, target, may_plan, sequence, stamp_ns, start, tile_us,
             copy_us, window_us,
         )  # fmt: skip
+        return status
 
     return hot_entry
 
@@ -213,9 +214,7 @@ def compile_hot_path() -> None:
         vector, flags = types.Array(types.int32, 1, "C"), types.Array(types.boolean, 1, "C")
         wide, integer, real = types.Array(types.int64, 1, "C"), types.int64, types.float64
         mailbox, ring = types.Array(types.uint32, 1, "C"), types.Array(types.uint64, 1, "C")
-        hot_core.compile(
-            (vector, vector, mailbox, ring, flags, wide, wide, wide, integer, types.boolean)
-            + (integer,) * 3
-            + (real,) * 3
-        )
+        arrays = vector, vector, mailbox, ring, flags, wide, wide, wide
+        with plain_indices():
+            hot_core.compile((*arrays, integer, types.boolean, integer, integer, integer, real, real, real))
         hot_core.disable_compile()

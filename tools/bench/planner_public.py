@@ -155,10 +155,10 @@ class _stand_ins:
         self._package = package
 
     def __enter__(self) -> None:
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, self)
 
     def __exit__(self, *_: object) -> None:
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         for name in [n for n in sys.modules if n.split(".")[0] == self._package]:
             if isinstance(sys.modules[name], _Empty):
                 del sys.modules[name]
