@@ -51,12 +51,12 @@ def _find_beyond(p: Parts, protected: NDArray[np.bool_], theta: int) -> tuple[in
     N = load.size
     for i in range(N):
         h = rank[i]
-        if (load[h] - load[rank[N - 1]]) // 2 <= theta:
+        if (load[h] - load[rank[N - 1]]) >> 1 <= theta:
             break
         end = N
         while end > 0:
             low = load[rank[end - 1]]
-            half = (load[h] - low) // 2
+            half = (load[h] - low) >> 1
             if half <= theta:
                 break
             begin = end - 1

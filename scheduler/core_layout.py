@@ -7,14 +7,44 @@ primary, place E + s is cell s.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.core.compiler_lock import global_compiler_lock
+from numba.np import arrayobj
 from numpy.typing import NDArray
 
 Words = NDArray[np.int32]
-compiled = njit(nogil=True, error_model="numpy")
+# Inlined and without reference counts: a call would pass the thirty arrays of ``Parts`` on the stack, and count each of them. So
+# an entry that Python calls holds none of them: it only calls one of these functions, which returns numbers.
+compiled = njit(nogil=True, error_model="numpy", forceinline=True, _nrt=False)
+
+
+@contextmanager
+def plain_indices() -> Iterator[None]:
+    """While it is entered, numba compiles array indices as they are, not as ones that may count from the end.
+
+    No index of a core is negative, and the test for it on every access was a fifth of a plan's time. numba has no option for it,
+    so the one function that adds the test is replaced, under numba's own compiler lock. In a numba that has no such function
+    nothing changes but the time.
+    """
+    with global_compiler_lock:
+        before = getattr(arrayobj, "fix_integer_index", None)
+        if before is not None:
+            arrayobj.fix_integer_index = _index_as_it_is
+        try:
+            yield
+        finally:
+            if before is not None:
+                arrayobj.fix_integer_index = before
+
+
+def _index_as_it_is(context: Any, builder: Any, index_type: Any, index: Any, size: Any) -> Any:
+    return context.cast(builder, index, index_type, types.intp if index_type.signed else types.uintp)
+
 
 # Words of the header.
 H_EXPERTS, H_WORKERS, H_SLOTS, H_COPY_CAP, H_TILE_TOKENS, H_COMPACTNESS = 0, 1, 2, 3, 4, 5
@@ -101,7 +131,7 @@ def bind(p: Parts, s: int, e: int) -> None:
     old = p.slots[s]
     if old >= 0:
         where[old * N + w] = -1
-        member[old * V + w // 32] &= ~(1 << (w % 32))
+        member[old * V + (w >> 5)] &= ~(1 << (w & 31))
         at = head[old]
         if at == s:
             head[old] = after[s]
@@ -112,7 +142,7 @@ def bind(p: Parts, s: int, e: int) -> None:
     p.slots[s] = e
     if e >= 0:
         where[e * N + w] = E + s
-        member[e * V + w // 32] |= 1 << (w % 32)
+        member[e * V + (w >> 5)] |= 1 << (w & 31)
         at = head[e]
         if at < 0 or at > s:
             after[s] = at

@@ -36,8 +36,9 @@ from afore.scheduler.core_layout import (
     bind,
     compiled,
     parts_of,
+    plain_indices,
 )
-from afore.scheduler.core_within import initialize, rebalance_within, sort_workers
+from afore.scheduler.core_within import greatest, initialize, rebalance_within, sort_workers
 
 MAX_AGE = 2**31 - 1
 
@@ -80,7 +81,7 @@ def _record(p: Parts, demand: NDArray[np.int64], M: int) -> None:
 
 
 @compiled
-def _plan(
+def plan_in_place(
     buffer: Words,
     demand: NDArray[np.int64],
     protected: NDArray[np.bool_],
@@ -98,7 +99,7 @@ def _plan(
     if total < 0:
         return float(total)
     p.header[H_TOTAL_TILES] = total
-    p.header[H_BASE_MAX_TILES] = p.base.max()
+    p.header[H_BASE_MAX_TILES] = greatest(p.base)
     sort_workers(p.rank, p.load)
     rebalance_within(p, theta)
     p.header[H_WITHIN_MAX_TILES] = p.load[p.rank[0]]
@@ -134,10 +135,10 @@ def _adopt(buffer: Words, slots: Words) -> None:
                 bind(p, s, e)
 
 
-def _stamp() -> int:
-    """Checksum of the files that hold what the entries call."""
+def core_stamp() -> int:
+    """Checksum of the files that hold what a compiled caller of ``plan_in_place`` contains."""
     checksum = 0
-    for name in ("core_layout.py", "core_within.py", "core_beyond.py"):
+    for name in ("core_layout.py", "core_within.py", "core_beyond.py", "core_numba.py"):
         checksum = zlib.crc32((Path(__file__).parent / name).read_bytes(), checksum)
     return checksum
 
@@ -154,7 +155,7 @@ def _build(stamp: int) -> tuple[Any, Any]:
         copy_us: float,
         window_us: float,
     ) -> float:
-        gain_us: float = _plan(buffer, demand, protected, tile_us, copy_us, window_us) if stamp >= 0 else np.nan
+        gain_us: float = plan_in_place(buffer, demand, protected, tile_us, copy_us, window_us) if stamp >= 0 else np.nan
         return gain_us
 
     @njit(nogil=True, error_model="numpy", cache=True)
@@ -165,7 +166,7 @@ def _build(stamp: int) -> tuple[Any, Any]:
     return plan_entry, adopt_entry
 
 
-plan_core, adopt_core = _build(_stamp())
+plan_core, adopt_core = _build(core_stamp())
 
 
 def compile_planner() -> None:
@@ -176,7 +177,8 @@ def compile_planner() -> None:
     if not plan_core.signatures:
         words, flags = types.Array(types.int32, 1, "C"), types.Array(types.boolean, 1, "C")
         real = types.float64
-        adopt_core.compile((words, words))
-        plan_core.compile((words, types.Array(types.int64, 1, "C"), flags, real, real, real))
+        with plain_indices():
+            adopt_core.compile((words, words))
+            plan_core.compile((words, types.Array(types.int64, 1, "C"), flags, real, real, real))
         adopt_core.disable_compile()
         plan_core.disable_compile()

@@ -80,6 +80,15 @@ def initialize(p: Parts, demand: NDArray[np.int64], M: int, theta: int) -> int:
 
 
 @compiled
+def greatest(values: Words) -> int:
+    """The greatest of counts (numba's own ``max`` of an array is not for code without reference counts)."""
+    most = 0
+    for i in range(values.size):
+        most = max(most, int(values[i]))
+    return most
+
+
+@compiled
 def sort_workers(rank: Words, load: Words) -> None:
     """Workers by decreasing load, ties by rank; begins from the order of the last plan."""
     for i in range(1, rank.size):
@@ -167,7 +176,7 @@ def rebalance_within(p: Parts, theta: int) -> None:
     i = 0
     while i < N:
         h = rank[i]
-        if (load[h] - load[rank[N - 1]]) // 2 <= theta:
+        if (load[h] - load[rank[N - 1]]) >> 1 <= theta:
             return
         if not known[h]:
             _learn_reach(p, h, theta)
@@ -175,7 +184,7 @@ def rebalance_within(p: Parts, theta: int) -> None:
         end = N
         while not moved and end > 0:  # groups of equal load, lightest first
             low = load[rank[end - 1]]
-            half = (load[h] - low) // 2
+            half = (load[h] - low) >> 1
             if half <= theta:
                 break
             begin = end - 1
@@ -183,7 +192,7 @@ def rebalance_within(p: Parts, theta: int) -> None:
                 begin -= 1
             for j in range(begin, end):
                 c = rank[j]
-                if checked[h] < lowered[c] and (reach[h * V + c // 32] >> (c % 32)) & 1:
+                if checked[h] < lowered[c] and (reach[h * V + (c >> 5)] >> (c & 31)) & 1:
                     move_load(rank, load, i, j, _move_within(p, h, c, half))
                     moves += 1
                     lowered[h] = moves

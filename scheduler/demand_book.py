@@ -8,7 +8,6 @@ target has been executed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,13 +19,31 @@ Take = Callable[[int, int, Target], DemandVector | None]
 """(attention, microbatch, expected target) → that worker's vector when it has arrived whole."""
 
 
-@dataclass(slots=True)
-class _Step:
-    step: int
-    tokens_A: tuple[int, ...]
-    layer: int
-    missing: set[int]
-    demand_E: DemandVector
+class Gathering:
+    """A step's current layer: who is still awaited, and the sum of those who have come."""
+
+    __slots__ = ("demand_E", "layer", "missing_A", "step", "tokens_A", "waiting", "words")
+
+    def __init__(self, step: int, tokens_A: tuple[int, ...], num_experts: int) -> None:
+        A = len(tokens_A)
+        self.step = step
+        self.tokens_A = tokens_A
+        self.layer = 0
+        self.words = np.zeros(2 * A + num_experts, np.int32)
+        """What follows, for compiled callers: missing [A], tokens [A], demand [E]."""
+        self.words[A : 2 * A] = tokens_A
+        self.missing_A = self.words[:A]
+        """1: this attention worker's vector is awaited."""
+        self.demand_E = self.words[2 * A :]
+        self.waiting = 0
+        """How many are."""
+        self.begin_layer()
+
+    def begin_layer(self) -> None:
+        """Everybody with rows is awaited."""
+        self.missing_A[:] = [tokens > 0 for tokens in self.tokens_A]
+        self.waiting = int(self.missing_A.sum())
+        self.demand_E[:] = 0
 
 
 @record
@@ -45,12 +62,16 @@ class DemandBook:
         self._num_layers = num_layers
         self._num_experts = num_experts
         self._take = take
-        self._steps_M: list[_Step | None] = [None] * num_microbatches
+        self._steps_M: list[Gathering | None] = [None] * num_microbatches
 
     def announce(self, microbatch: int, step: int, tokens_A: tuple[int, ...]) -> list[Complete]:
-        """A new step of ``microbatch``; what was left of the previous one (an aborted step) is forgotten."""
-        self._steps_M[microbatch] = _Step(step, tokens_A, 0, self._participants(tokens_A), self._zero())
+        """``begin``, and the targets whose vectors are there already."""
+        self.begin(microbatch, step, tokens_A)
         return self._collect(microbatch)
+
+    def begin(self, microbatch: int, step: int, tokens_A: tuple[int, ...]) -> None:
+        """A new step of ``microbatch``; what was left of the previous one (an aborted step) is forgotten."""
+        self._steps_M[microbatch] = Gathering(step, tokens_A, self._num_experts)
 
     def drop(self, microbatch: int, step: int) -> None:
         """A target of this step was aborted: the microbatch is announced anew, and nothing more of this step will be complete."""
@@ -62,29 +83,33 @@ class DemandBook:
         """A vector of ``microbatch`` came in: the targets that are complete now, in layer order."""
         return self._collect(microbatch)
 
+    def gathering(self, microbatch: int) -> Gathering | None:
+        """What is awaited of ``microbatch`` now, for a caller that gathers by itself; none between steps."""
+        return self._steps_M[microbatch]
+
+    def passed(self, microbatch: int) -> None:
+        """The current layer of ``microbatch`` has been gathered and begun anew by such a caller."""
+        state = self._steps_M[microbatch]
+        assert state is not None
+        state.layer += 1
+        if state.layer == self._num_layers:
+            self._steps_M[microbatch] = None
+
     def _collect(self, microbatch: int) -> list[Complete]:
         complete: list[Complete] = []
-        state = self._steps_M[microbatch]
-        while state is not None:
+        while (state := self._steps_M[microbatch]) is not None:
             target = Target(layer=state.layer, microbatch=microbatch, step=state.step)
-            for attention in sorted(state.missing):
+            for attention, missing in enumerate(state.missing_A.tolist()):
+                if not missing:
+                    continue
                 vector_E = self._take(attention, microbatch, target)
                 if vector_E is not None:
                     state.demand_E += vector_E
-                    state.missing.discard(attention)
-            if state.missing:
+                    state.missing_A[attention] = 0
+                    state.waiting -= 1
+            if state.waiting:
                 break
-            complete.append(Complete(target, state.tokens_A, state.demand_E))
-            state.layer += 1
-            state.missing = self._participants(state.tokens_A)
-            state.demand_E = self._zero()
-            if state.layer == self._num_layers:
-                self._steps_M[microbatch] = state = None
+            complete.append(Complete(target, state.tokens_A, state.demand_E.copy()))
+            state.begin_layer()
+            self.passed(microbatch)
         return complete
-
-    def _zero(self) -> DemandVector:
-        return np.zeros(self._num_experts, dtype=np.int32)
-
-    @staticmethod
-    def _participants(tokens_A: tuple[int, ...]) -> set[int]:
-        return {attention for attention, tokens in enumerate(tokens_A) if tokens > 0}

@@ -6,7 +6,6 @@ Letters: E experts, N workers, R redundant slots of the worker that has most.
 from __future__ import annotations
 
 import operator
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -198,15 +197,26 @@ class ProtectedWindow:
     def __init__(self, depth: int) -> None:
         if depth < 0:
             raise ConfigError("depth", f"{depth} plans", "give M - 1, 0 or more")
-        self._used: deque[NDArray[np.bool_]] = deque(maxlen=depth)
+        self._depth = depth
+        self._flags: NDArray[np.bool_] | None = None
+
+    def flags(self, shape_NR: tuple[int, int]) -> NDArray[np.bool_]:
+        """Where it is kept, for compiled callers: bool [1 + depth, N, R] flat, a row of scratch, then the latest plan first."""
+        if self._flags is None:
+            self._flags = np.zeros((1 + self._depth, *shape_NR), np.bool_)
+        return self._flags.reshape(-1)
 
     def protected(self) -> NDArray[np.bool_] | None:
-        """Bool [N, R], or None while nothing is."""
-        if len(self._used) < 2:
-            return self._used[0] if self._used else None
-        merged: NDArray[np.bool_] = np.logical_or.reduce(list(self._used))
+        """Bool [N, R], or None before the first plan."""
+        if self._flags is None:
+            return None
+        merged: NDArray[np.bool_] = np.logical_or.reduce(self._flags[1:])
         return merged
 
     def push(self, used_NR: NDArray[np.bool_]) -> None:
-        """A target has been planned; ``used_NR`` is its plan's, all False for one on primaries. Kept, not copied."""
-        self._used.append(used_NR)
+        """A target has been planned; ``used_NR`` is its plan's, all False for one on primaries."""
+        self.flags(used_NR.shape)
+        assert self._flags is not None
+        if self._depth:
+            self._flags[2:] = self._flags[1:-1]
+            self._flags[1] = used_NR

@@ -13,11 +13,19 @@ from dataclasses import dataclass
 
 from afore.core.errors import PlanError
 from afore.core.plan import Copy, CopyStart, EntryKind, PlanEntry, Share, Verdict
+from afore.core.record import record
 from afore.core.target import Phase, Target
+from afore.scheduler.bindings import Bindings, CellBindings, DictBindings, Slot
 from afore.transport.ring import RingWriter
 
-Slot = tuple[int, int]
-"""(worker, slot)"""
+
+@record
+class Published:
+    """What is remembered of a published target while workers are at it."""
+
+    sequence: int
+    target: Target
+    tokens_A: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -29,13 +37,20 @@ class _Unjudged:
 class Publisher:
     """Writes entries in the one execution order."""
 
-    def __init__(self, ring: RingWriter, *, epoch: int, num_layers: int, now_ns: Callable[[], int]) -> None:
-        """``now_ns`` stamps entries: readers' leases are counted from there."""
+    def __init__(
+        self,
+        ring: RingWriter,
+        *,
+        epoch: int,
+        num_layers: int,
+        now_ns: Callable[[], int],
+        cells: CellBindings | None = None,
+    ) -> None:
+        """``now_ns`` stamps entries: readers' leases are counted from there. ``cells``: bindings that a compiled writer shares."""
         self._ring = ring
         self._now_ns = now_ns
         self._epoch = epoch
-        self._bound_L: list[dict[Slot, tuple[int, int]]] = [{} for _ in range(num_layers)]
-        """(worker, slot) → (expert, generation), per layer."""
+        self._bindings: Bindings = DictBindings(num_layers) if cells is None else cells
         self._unjudged: deque[_Unjudged] = deque()
         self._refused: set[int] = set()
         """Layers of refused entries that ``newly_refused`` has not told yet."""
@@ -67,7 +82,7 @@ class Publisher:
         """
         self._hear_verdicts()
         sequence = self._ring.sequence
-        bound = dict(self._bound_L[target.layer])
+        bound = self._bindings.table(target.layer)
         copy_records = self._bind(bound, target.layer, copies, sequence)
         share_records = []
         for expert, worker, slot, count in shares:
@@ -88,7 +103,7 @@ class Publisher:
         """Publishes copies ahead of any target of ``layer`` (a policy that predicts). ``target`` is what led to them."""
         self._hear_verdicts()
         sequence = self._ring.sequence
-        bound = dict(self._bound_L[layer])
+        bound = self._bindings.table(layer)
         records = self._bind(bound, layer, copies, sequence)
         at_layer = Target(layer, target.microbatch, target.step)
         nobody_A = (0,) * self._ring.layout.num_attention
@@ -96,7 +111,13 @@ class Publisher:
         self._publish(entry, bound)
         return entry
 
-    def abort(self, entry: PlanEntry) -> PlanEntry:
+    def published(self, layer: int, stamp_ns: int, *, binds: bool) -> None:
+        """A compiled writer has published the next entry, of ``layer``; ``binds``: it has shares or copies."""
+        if binds:
+            self._unjudged.append(_Unjudged(self._ring.sequence, layer))
+        self._ring.published(stamp_ns)
+
+    def abort(self, entry: PlanEntry | Published) -> PlanEntry:
         """Publishes the cancellation of ``entry``'s compute and reply; its copies and bindings stay."""
         self._hear_verdicts()
         abort = self._entry(
@@ -119,7 +140,7 @@ class Publisher:
             verdicts = self._ring.verdicts(oldest.sequence)
             if any(v not in (Verdict.NONE, Verdict.ACCEPTED) for v in verdicts):
                 self.refusals += 1
-                self._bound_L[oldest.layer].clear()
+                self._bindings.keep(oldest.layer, {})
                 self._refused.add(oldest.layer)
             elif Verdict.NONE in verdicts:
                 break
@@ -163,6 +184,6 @@ class Publisher:
 
     def _publish(self, entry: PlanEntry, bound: dict[Slot, tuple[int, int]]) -> None:
         self._ring.publish(entry, stamp_ns=self._now_ns())
-        self._bound_L[entry.target.layer] = bound
+        self._bindings.keep(entry.target.layer, bound)
         if entry.shares or entry.copies:
             self._unjudged.append(_Unjudged(entry.sequence, entry.target.layer))

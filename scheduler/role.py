@@ -17,7 +17,9 @@ from afore.core.topology import FFN
 from afore.models.config import ModelSpec
 from afore.scheduler.costs import CostModel, Costs
 from afore.scheduler.demand_book import DemandBook
+from afore.scheduler.hot_path import HotPath, compiled_cells
 from afore.scheduler.planner import PlannerConfig
+from afore.scheduler.policies.afore import Afore
 from afore.scheduler.policies.base import Policy, PolicyContext
 from afore.scheduler.policies.registry import make_policy
 from afore.scheduler.publisher import Publisher
@@ -134,6 +136,11 @@ def _planning(
         for link, key in doors_N:
             await link.write(key, 0, b"", notify=bell, timeout_us=timeout_us)
 
+    cells = compiled_cells(policy, mailbox, ring)
+    publisher = Publisher(ring, epoch=epoch, num_layers=spec.num_moe_layers, now_ns=ctx.clock.now_ns, cells=cells)
+    hot = None
+    if cells is not None and isinstance(policy, Afore):
+        hot = HotPath(policy, cells, mailbox, ring, epoch=epoch, publisher=publisher)
     return Planning(
         clock=ctx.clock,
         tracer=ctx.tracer,
@@ -147,7 +154,7 @@ def _planning(
             take=mailbox.take,
         ),
         ring=ring,
-        publisher=Publisher(ring, epoch=epoch, num_layers=spec.num_moe_layers, now_ns=ctx.clock.now_ns),
+        publisher=publisher,
         feedback=FeedbackReader(feedback.buffer, layouts.feedback, epoch),
         stats=RunStats(
             num_layers=spec.num_moe_layers,
@@ -160,6 +167,7 @@ def _planning(
         ring_bells=ring_bells,
         report=ctx.hub.send,
         watched=lambda: ctx.hub.watch.plans,
+        hot=hot,
     )
 
 

@@ -25,8 +25,10 @@ from afore.core.topology import FFN, member_name
 from afore.core.trace import Tracer
 from afore.scheduler.costs import CostModel
 from afore.scheduler.demand_book import Complete, DemandBook
+from afore.scheduler.hot_core import INCOMPLETE, PUBLISHED, UNBOUND
+from afore.scheduler.hot_path import HotPath
 from afore.scheduler.policies.base import Action, Assign, Copies, Policy
-from afore.scheduler.publisher import Publisher
+from afore.scheduler.publisher import Published, Publisher
 from afore.scheduler.stats import SKIPPED_NO_GAIN, RunStats
 from afore.transport.feedback import FeedbackFlags, FeedbackReader, FeedbackRecord
 from afore.transport.ring import RingWriter
@@ -63,7 +65,9 @@ class Planning:
         ring_bells: Ring,
         report: Report,
         watched: Callable[[], bool],
+        hot: HotPath | None = None,
     ) -> None:
+        """``hot``: the compiled way from demand to entry, where the policy has one; without it every target goes the plain way."""
         self._clock = clock
         self._tracer = tracer
         self._times = times
@@ -79,7 +83,8 @@ class Planning:
         self._ring_bells = ring_bells
         self._report = report
         self._watched = watched
-        self._in_flight: dict[int, PlanEntry] = {}
+        self._hot = hot
+        self._in_flight: dict[int, Published] = {}
         """Published targets by sequence, until every worker has reported on them."""
         self._reported: dict[int, int] = {}
         self._aborting: set[int] = set()
@@ -97,12 +102,13 @@ class Planning:
 
     async def announced(self, announce: control.Announce) -> None:
         """The engine has begun a step."""
-        await self._plan_all(self._book.announce(announce.microbatch, announce.step, announce.tokens_A))
+        self._book.begin(announce.microbatch, announce.step, announce.tokens_A)
+        await self._look_for_demand(announce.microbatch)
 
     async def demand_arrived(self, microbatches: Sequence[int]) -> None:
         """Vectors of these microbatches have come in."""
         for microbatch in microbatches:
-            await self._plan_all(self._book.arrived(microbatch))
+            await self._look_for_demand(microbatch)
 
     async def feedback_arrived(self, workers: Iterable[int] | None = None) -> None:
         """These workers (or any) have written records: costs, inputs, missing inputs, passed aborts."""
@@ -120,6 +126,67 @@ class Planning:
         return json.dumps({"policy": self._policy.name, **self._stats.to_json()})
 
     # Planning
+
+    async def _look_for_demand(self, microbatch: int) -> None:
+        """Something may have come: by the compiled call where that is possible, else vector by vector and through the policy."""
+        if self._hot is None or self._planning:
+            await self._plan_all(self._book.arrived(microbatch))
+            return
+        self._planning = True
+        try:
+            if not await self._plan_hot(self._hot, microbatch):
+                self._to_plan.extend((one, False) for one in self._book.arrived(microbatch))
+        finally:
+            self._planning = False
+        await self._plan_all(())
+
+    async def _plan_hot(self, hot: HotPath, microbatch: int) -> bool:
+        """Gathers, plans and publishes in one compiled call; False for a target that must go the plain way."""
+        start_ns = self._clock.now_ns()
+        state = self._book.gathering(microbatch)
+        if state is None:
+            return True
+        target = Target(state.layer, microbatch, state.step)
+        if not hot.serves(state):
+            return False
+        if state.waiting > 1:
+            found = hot.call(state, target, may_plan=False, stamp_ns=start_ns)
+            if found == INCOMPLETE:
+                return True
+        await self.feedback_arrived()
+        if self._book.gathering(microbatch) is not state:
+            return True
+        if self._is_given_up(target) or not self._publisher.room():
+            return False
+        for layer in self._publisher.newly_refused():
+            self._policy.reset_layer(layer)
+        sequence = self._publisher.next_sequence
+        found = hot.call(state, target, may_plan=True, stamp_ns=self._clock.now_ns())
+        if found == INCOMPLETE:
+            return True
+        if found == UNBOUND:
+            self._stats.counters["plan_errors"] += 1
+            self._policy.reset_layer(target.layer)
+        if found != PUBLISHED:
+            return False
+        self._book.passed(microbatch)
+        done = hot.done()
+        planned_ns = self._clock.now_ns()
+        self._tracer.span("plan", target, start_ns, planned_ns, sequence=sequence)
+        self._in_flight[sequence] = Published(sequence, target, state.tokens_A)
+        entry = self._ring.peek_entry(sequence) if self._tracer.enabled or self._watched() else None
+        if entry is not None:
+            self._trace_entry(entry)
+        await self._ring_bells(sequence)
+        self._stats.counted(target.layer, done.loads, skipped=done.skipped)
+        if entry is not None and self._watched():
+            await self._report(self._stats.seen(entry, done.loads, skipped=done.skipped))
+        self._tracer.span("publish", target, planned_ns, self._clock.now_ns(), sequence=sequence)
+        if target.layer == self._num_layers - 1:
+            now_us = self._clock.now_ns() / 1e3
+            nothing = Complete(target, state.tokens_A, state.demand_E)
+            await self._act(self._asked("on_step_end", nothing, microbatch, target.step, now_us), nothing)
+        return True
 
     async def _plan_all(self, complete: Sequence[Complete], *, inputs: bool = False) -> None:
         """Asks the policy in the order of events, one at a time: a wait for room must not let a later target overtake."""
@@ -219,7 +286,7 @@ class Planning:
             self._policy.reset_layer(assign.target.layer)
             return
         entry, skipped = self._publish(assign, complete, own, start)
-        self._in_flight[entry.sequence] = entry
+        self._in_flight[entry.sequence] = Published(entry.sequence, entry.target, entry.tokens_A)
         await self._announce_entry(entry)
         loads = self._stats.planned(entry, complete.demand_E, skipped=skipped)
         if self._watched():
@@ -240,6 +307,10 @@ class Planning:
 
     async def _announce_entry(self, entry: PlanEntry) -> None:
         """Rings every worker's bell for a published entry."""
+        self._trace_entry(entry)
+        await self._ring_bells(entry.sequence)
+
+    def _trace_entry(self, entry: PlanEntry) -> None:
         if self._tracer.enabled:
             self._tracer.instant(
                 "entry",
@@ -254,7 +325,6 @@ class Planning:
                 start=entry.start.name,
                 cancels=entry.cancels,
             )
-        await self._ring_bells(entry.sequence)
 
     def _is_given_up(self, target: Target) -> bool:
         return target.step <= self._given_up.get(target.microbatch, -1)
@@ -326,7 +396,7 @@ class Planning:
             del self._inputs_seen[target]
             await self._plan_all((complete,), inputs=True)
 
-    async def _abort(self, entry: PlanEntry) -> None:
+    async def _abort(self, entry: Published) -> None:
         target = entry.target
         self._aborting.add(entry.sequence)
         self._given_up[target.microbatch] = target.step

@@ -29,12 +29,16 @@ class RunStats:
     def planned(self, entry: PlanEntry, demand_E: DemandVector, *, skipped: str) -> Loads:
         """Counts a published target."""
         loads = self._meter.loads(demand_E, entry.shares)
-        self.imbalance.add_loads(entry.target.layer, loads)
+        self.counted(entry.target.layer, loads, skipped="" if entry.copies else skipped)
+        return loads
+
+    def counted(self, layer: int, loads: Loads, *, skipped: str) -> None:
+        """Counts a published target whose loads are known; ``skipped`` says why it has no copies, empty if it has."""
+        self.imbalance.add_loads(layer, loads)
         self.counters["targets"] += 1
         self.counters["pairs"] += loads.pairs
-        if not entry.copies:
+        if skipped:
             self.counters[f"no_copies: {skipped}"] += 1
-        return loads
 
     def seen(self, entry: PlanEntry, loads: Loads, *, skipped: str) -> PlanSeen:
         """A published target in the form that watchers see."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from afore.core.demand import DemandVector
 from afore.core.errors import ConfigError, VersionMismatch, WireError
@@ -150,6 +151,15 @@ class Mailbox:
         ):
             return None
         return np.frombuffer(raw, dtype=COUNT_DTYPE, offset=DEMAND_HEADER.nbytes).copy()
+
+    @property
+    def layout(self) -> MailboxLayout:
+        """Its shape."""
+        return self._layout
+
+    def words32(self) -> npt.NDArray[np.uint32]:
+        """The region's words, for a compiled reader (``entry_core.take_vector``)."""
+        return np.frombuffer(self._buffer, np.uint32)
 
     def peek(self, attention: int, microbatch: int, expected: Target | None = None) -> Peeked:
         """What the slot holds and why it counts or not; without ``expected`` every target of the microbatch is OK."""

@@ -46,6 +46,12 @@ def _fence(typing_context: Any) -> Any:
     return types.void(), generate
 
 
+@njit(nogil=True)
+def store_release_at(address: int, value: int) -> None:
+    """Stores ``value`` at ``address`` (aligned to 8) with release: for compiled callers, which publish with their last store."""
+    _store(np.uint64(address), np.uint64(value))
+
+
 @njit(types.void(types.uint64, types.uint64), cache=True)
 def _store_at(address: int, value: int) -> None:
     _store(address, value)

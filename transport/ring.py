@@ -180,6 +180,23 @@ class RingWriter(_Ring):
         self._check(int(record[0]["sequence"]), int(record[0]["epoch"]))
         self._store(self._codec.seal(record), stamp_ns)
 
+    def words64(self) -> npt.NDArray[np.uint64]:
+        """The region's words, for a compiled writer (``entry_core``), which tells ``published`` afterwards."""
+        return np.frombuffer(self._buffer, np.uint64)
+
+    def published(self, stamp_ns: int) -> None:
+        """A compiled writer has published the entry of ``sequence`` in its slot."""
+        self._stamps[self._next % self._layout.num_slots] = stamp_ns
+        self._next += 1
+
+    def peek_entry(self, sequence: int) -> PlanEntry:
+        """An entry that the ring still holds, decoded: for records of what a compiled writer wrote. Raises ``PlanError``."""
+        raw = copy_out(self._buffer, self._layout.entry_offset(sequence), self._entry_nbytes)
+        decoded = self._codec.decode(raw, sequence, self._epoch)
+        if isinstance(decoded, Refusal):
+            raise PlanError(f"entry {sequence} {decoded.reason}")
+        return decoded
+
     def verdicts(self, sequence: int) -> tuple[Verdict, ...]:
         """What each reader has said so far. Raises ``PlanError`` once the slot is reused, and for a sequence not yet published."""
         if not self._next - self._layout.num_slots <= sequence < self._next or sequence < 0:
@@ -213,8 +230,7 @@ class RingWriter(_Ring):
         copy_in(self._buffer, slot * WORD + CACHE_LINE, raw)
         self._words[slot + _STAMP] = stamp_ns
         self._words[slot] = self._next + 1
-        self._stamps[self._next % self._layout.num_slots] = stamp_ns
-        self._next += 1
+        self.published(stamp_ns)
 
 
 class RingReader(_Ring):

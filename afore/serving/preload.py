@@ -27,13 +27,14 @@ def preload(tell: Callable[[str], None]) -> None:
     from afore.models.checkpoint import Checkpoint
     from afore.models.fused_kernels import compile_fused_kernels
     from afore.models.loading import load_dense_model
+    from afore.scheduler.hot_core import compile_hot_path
     from afore.scheduler.loads import compile_loads
     from afore.scheduler.planner import compile_planner
     from afore.serving import process
     from afore.workers.kernels import compile_kernels
 
     del RunConfig, process, numpy
-    groups = (compile_planner, compile_loads, compile_kernels, compile_fused_kernels)
+    groups = (compile_planner, compile_hot_path, compile_loads, compile_kernels, compile_fused_kernels)
     for number, compile_group in enumerate(groups, start=1):
         tell(f"{KERNELS} ({number} of {len(groups)})")
         compile_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from afore.core.target import Target
 from afore.scheduler.costs import Costs
@@ -23,7 +24,7 @@ class Afore(Quiet):
         layers = range(context.num_layers)
         self._planners = [Planner(context.planner, context.primaries_E) for _ in layers]
         self._windows = [ProtectedWindow(context.num_microbatches - 1) for _ in layers]
-        self._unused_NR = np.zeros(context.planner.empty_slots().shape, np.bool_)
+        self._unused_NR: NDArray[np.bool_] = np.zeros(context.planner.empty_slots().shape, np.bool_)
 
     def on_demand(self, target: Target, demand_E: Demand, now_us: float) -> list[Action]:
         window = self._windows[target.layer]
@@ -42,6 +43,19 @@ class Afore(Quiet):
     def reset_layer(self, layer: int) -> None:
         """Slots and A_{t-1} are forgotten; the window stays, because targets that were accepted still use their slots."""
         self._planners[layer].reset()
+
+    def compiled_layers(self) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]] | None:
+        """Each layer's packed buffer and window, for the compiled call; None where it would not do what ``on_demand`` does."""
+        kind = type(self)
+        if kind.on_demand is not Afore.on_demand or kind.planned_demand is not Afore.planned_demand:
+            return None
+        if any(type(planner) is not Planner for planner in self._planners):
+            return None
+        N, R = self._unused_NR.shape
+        return [
+            (planner.buffer, window.flags((N, R)))
+            for planner, window in zip(self._planners, self._windows, strict=True)
+        ]
 
     def planned_demand(self, target: Target, demand_E: Demand) -> Demand | None:
         """The demand that the target is planned on; None: none is known, so it runs on primaries."""

@@ -104,7 +104,14 @@ def test_commands_exist_with_their_options(page: Page, capsys: pytest.CaptureFix
 @pages
 def test_options_in_prose_exist(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     known = {key.replace("_", "-") for key in launcher_keys()} | {"rw", "stop"}
-    for tool, *subcommand in (("doctor",), ("inspect",), ("train_tiny",), ("bench", "serve"), ("trace", "summary")):
+    for tool, *subcommand in (
+        ("doctor",),
+        ("inspect",),
+        ("train_tiny",),
+        ("bench", "serve"),
+        ("bench", "planner"),
+        ("trace", "summary"),
+    ):
         known |= set(re.findall(r"--([\w-]+)", options_of(f"afore.tools.{tool}", subcommand, capsys)))
     for code in page.inline:
         for option in re.findall(r"(?:^|[\s(])--([\w.-]+)", code):

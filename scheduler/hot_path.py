@@ -1,0 +1,151 @@
+"""The compiled call as the service uses it: whose state it works on, when it may be used, and what it published."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from afore.core.metrics import Loads
+from afore.core.plan import CopyStart
+from afore.core.record import record
+from afore.core.target import Target
+from afore.scheduler import core_layout as layout
+from afore.scheduler.bindings import CellBindings
+from afore.scheduler.demand_book import Gathering
+from afore.scheduler.hot_core import (
+    O_COPIES,
+    O_MAX_PAIRS_AFTER,
+    O_MAX_PAIRS_BEFORE,
+    O_PAIRS,
+    O_SHARES,
+    O_WAITING,
+    PUBLISHED,
+    compile_hot_path,
+    hot_core,
+    out_words,
+)
+from afore.scheduler.plan import why_no_copies
+from afore.scheduler.policies.afore import Afore
+from afore.scheduler.policies.base import Policy
+from afore.scheduler.publisher import Publisher
+from afore.transport.entry_core import W_VECTOR32, can_compile, wire_shape
+from afore.transport.mailbox import Mailbox
+from afore.transport.ring import RingWriter
+
+
+@record(kw_only=True)
+class Done:
+    """What the last call published."""
+
+    loads: Loads
+    skipped: str
+    """Why there are no copies; empty if there are."""
+
+
+class HotPath:
+    """From demand to entry for one policy over one epoch's mailbox and ring."""
+
+    def __init__(
+        self,
+        policy: Afore,
+        cells: CellBindings,
+        mailbox: Mailbox,
+        ring: RingWriter,
+        *,
+        epoch: int,
+        publisher: Publisher,
+    ) -> None:
+        layers = policy.compiled_layers()
+        assert layers is not None
+        compile_hot_path()
+        self._policy = policy
+        self._start = int(CopyStart.ARRIVAL if policy.start == "arrival" else CopyStart.NOW)
+        self._publisher = publisher
+        self._ring = ring
+        self._states_L = [
+            (buffer, window, bound) for (buffer, window), bound in zip(layers, cells.cells_L, strict=True)
+        ]
+        self._headers_L = [buffer[: layout.HEADER] for buffer, _ in layers]
+        self._shape = wire_shape(mailbox.layout, ring.layout, epoch)
+        self._regions = mailbox.words32(), ring.words64()
+        header = self._headers_L[0]
+        E, N = int(header[layout.H_EXPERTS]), int(header[layout.H_WORKERS])
+        self._num_workers = N
+        self._most_copies = int(header[layout.H_COPY_CAP])
+        self._num_attention = mailbox.layout.num_attention
+        self._out = np.zeros(out_words(E, N, int(self._shape[W_VECTOR32])), np.int64)
+        self._layer = 0
+
+    def serves(self, state: Gathering) -> bool:
+        """Whether a step's targets may go this way: one with nobody in it, or impossible counts, is for the plain way to judge."""
+        tokens_A = state.tokens_A
+        return state.waiting > 0 and len(tokens_A) == self._num_attention and min(tokens_A) >= 0
+
+    def call(self, state: Gathering, target: Target, *, may_plan: bool, stamp_ns: int) -> int:
+        """Takes what has come of ``target``; with ``may_plan``, plans and publishes it when that completes it.
+
+        The ring must have room, and refusals must have been heard. Returns the status (``hot_core``).
+        """
+        buffer, window, bound = self._states_L[target.layer]
+        costs = self._policy.costs(target.layer)
+        out = self._out
+        status = int(
+            hot_core(
+                buffer,
+                state.words,
+                *self._regions,
+                window,
+                bound,
+                self._shape,
+                out,
+                target.word(),
+                may_plan,
+                self._ring.sequence,
+                stamp_ns,
+                self._start,
+                costs.tile_us,
+                costs.copy_us,
+                costs.window_us,
+            )
+        )
+        state.waiting = int(out[O_WAITING])
+        self._layer = target.layer
+        if status == PUBLISHED:
+            self._publisher.published(target.layer, stamp_ns, binds=bool(out[O_COPIES] or out[O_SHARES]))
+        return status
+
+    def done(self) -> Done:
+        """Figures of the target that the last call published."""
+        header = self._headers_L[self._layer].tolist()
+        found = self._out[: O_MAX_PAIRS_AFTER + 1].tolist()
+        tiles = header[layout.H_TOTAL_TILES]
+        skipped = ""
+        if found[O_COPIES] == 0:
+            skipped = why_no_copies(
+                within_max=header[layout.H_WITHIN_MAX_TILES],
+                bound=-(-tiles // self._num_workers),
+                most_copies=self._most_copies,
+                tile_us=self._policy.costs(self._layer).tile_us,
+                tried=header[layout.H_TRIED],
+            )
+        loads = Loads(
+            pairs=found[O_PAIRS],
+            tiles=tiles,
+            max_pairs_before=found[O_MAX_PAIRS_BEFORE],
+            max_pairs_after=found[O_MAX_PAIRS_AFTER],
+            max_tiles_before=header[layout.H_BASE_MAX_TILES],
+            max_tiles_after=header[layout.H_MAX_TILES],
+        )
+        return Done(loads=loads, skipped=skipped)
+
+
+def compiled_cells(policy: Policy, mailbox: Mailbox, ring: RingWriter) -> CellBindings | None:
+    """Bindings for ``HotPath``, where the policy, the machine and the ring's shape allow it; None: the plain way only."""
+    layers = policy.compiled_layers() if isinstance(policy, Afore) else None
+    if not layers or not can_compile(mailbox.words32().data, ring.words64().data):
+        return None
+    header = layers[0][0][: layout.HEADER].tolist()
+    N, R, cap = header[layout.H_WORKERS], header[layout.H_SLOTS], header[layout.H_COPY_CAP]
+    shape = ring.layout
+    if R == 0 or shape.max_shares < N * R or shape.max_copies < cap:
+        return None
+    return CellBindings(len(layers), N, R)

@@ -1,0 +1,93 @@
+"""The planner's bench: its demand, its C++ build equal to the core bit for bit, its report and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from afore.core.errors import ConfigError, HostError
+from afore.tools.bench import planner
+from afore.tools.bench.planner_cores import CORES, Driver, build_driver, python_run
+from afore.tools.bench.planner_demand import STATIC_IMBALANCE, drifting, recorded, static_imbalance
+from tests.scheduler.plan_cases import Situation
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    try:
+        return build_driver(tmp_path_factory.mktemp("cpp"))
+    except HostError as error:
+        pytest.skip(str(error))
+
+
+def test_generated_demand_is_repeatable_and_as_skewed_as_stated() -> None:
+    first, again = (drifting(num_experts=128, pairs=16384, targets=60, seed=3) for _ in range(2))
+    assert np.array_equal(first, again)
+    assert (first.sum(axis=1) == 16384).all()
+    assert static_imbalance(first, 8) == pytest.approx(STATIC_IMBALANCE, abs=0.1)
+    assert not np.array_equal(first, drifting(num_experts=128, pairs=16384, targets=60, seed=4))
+
+
+def test_recorded_demand_counts_windows_of_tokens(tmp_path: Path) -> None:
+    ids = np.zeros((32, 1, 2), np.uint8)
+    ids[16:, 0, 1] = 3
+    np.savez(tmp_path / "run.npz", ids=ids)
+    demand_TE = recorded(tmp_path, tokens=16, targets=20)
+    assert demand_TE.shape == (20, 4)
+    assert demand_TE[0].tolist() == [32, 0, 0, 0]
+    assert demand_TE[8].tolist() == [16, 0, 0, 16]
+    with pytest.raises(ConfigError, match="--traces"):
+        recorded(tmp_path / "nothing", tokens=16, targets=2)
+
+
+@pytest.mark.slow
+def test_the_cpp_build_equals_the_core_bit_for_bit(driver: Driver) -> None:
+    core = CORES["afore"]()
+    assert core is not None
+    for seed in range(150):
+        situation = Situation.random(np.random.default_rng(seed))
+        config, primaries_E = situation.config, situation.primaries_E
+        costs = situation.costs()
+        demand_TE = np.array(list(situation.demands(6)), np.int64)
+        sides = []
+        for one in (core, driver.core):
+            prepared = one.prepare(config, primaries_E)
+            guarded = np.zeros(config.num_workers * int(config.slots_N.max()), np.bool_)
+            driven = driver.run(one, prepared, guarded, demand_TE, costs)
+            sides.append((prepared.buffer, driven.max_tiles, driven.total_tiles))
+        for ours, theirs in zip(*sides, strict=True):
+            assert np.array_equal(ours, theirs), seed
+    # Timed from Python, it plans the same.
+    prepared = core.prepare(config, primaries_E)
+    guarded = np.zeros(config.num_workers * int(config.slots_N.max()), np.bool_)
+    assert np.array_equal(python_run(core, prepared, guarded, demand_TE, costs).max_tiles, sides[0][1])
+
+
+@pytest.mark.slow
+def test_a_run_reports_every_core_and_its_ratio(
+    driver: Driver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    argv = ["--ep", "2,4", "--slots", "2", "--tokens", "256", "--rounds", "2", "--targets", "10", "--json", str(out)]
+    assert planner.main(argv) == 0
+    report = json.loads(out.read_text())
+    assert [row["ep"] for row in report["rows"]] == [2, 4]
+    for row in report["rows"]:
+        assert row["identical"] is True
+        ours, theirs = row["cores"]["afore"], row["cores"]["c++"]
+        assert ours["median_us"] > 0
+        assert ours["tile_imbalance"] == theirs["tile_imbalance"] <= row["static"]["tile_imbalance"]
+        assert ours["ratio"]["min"] <= ours["ratio"]["median"] <= ours["ratio"]["max"]
+    assert "bit-identical" in capsys.readouterr().out
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--rounds"):
+        planner.main(["--rounds", "0"])
+    with pytest.raises(ConfigError, match="--public"):
+        planner.main(["--public", "nobody", "--ep", "2", "--slots", "2", "--rounds", "1", "--targets", "1"])
+    with pytest.raises(SystemExit):
+        planner.main(["--ep", "none"])
