@@ -1,0 +1,170 @@
+"""New replicas across the cut that exact flow leaves, until a target load is met (``plus_flow``)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afore.core.slots import EMPTY, NO_SUCH_SLOT
+from afore.scheduler.core_layout import H_COPY_CAP, Parts, bind, compiled
+from afore.scheduler.plus_flow import drain, least_above
+from afore.scheduler.plus_layout import MADE, Scratch
+
+LARGEST, CLOSEST = 0, 1
+"""Which expert a receiver gets of those that would fill it: the one that can give most, or least."""
+
+
+@compiled
+def _weigh(p: Parts, q: Scratch, target: int) -> int:
+    """``give`` of each expert: tiles on overloaded workers, as far as those are above the target. Returns the greatest."""
+    homed, homed_from, slots, tiles, load, need, give, seen = (
+        p.homed, p.homed_from, p.slots, p.tiles, p.load, q.need, q.give, q.seen,
+    )  # fmt: skip
+    E, N = homed.size, load.size
+    R = slots.size // N
+    give[:] = 0
+    most = 0
+    for w in range(N):
+        over = load[w] - target
+        if over <= 0:
+            continue
+        for at in range(homed_from[w], homed_from[w + 1]):
+            e = homed[at]
+            if need[e] > 0 and tiles[e] > 0:
+                give[e] += min(tiles[e], over)
+                most = max(most, give[e])
+        for s in range(w * R, w * R + R):
+            if tiles[E + s] > 0:
+                e = slots[s]
+                give[e] += min(tiles[E + s], over)
+                most = max(most, give[e])
+    return most
+
+
+@compiled
+def _cell(p: Parts, c: int, protected: NDArray[np.bool_]) -> tuple[int, int]:
+    """The cell of c that costs least to rebind, and the tiles that its replica has now (-1: no cell may be)."""
+    slots, tiles, age, reserved, E = p.slots, p.tiles, p.age, p.reserved, p.head.size
+    R = slots.size // p.load.size
+    best, least, oldest = -1, 0, -1
+    for s in range(c * R, c * R + R):
+        if slots[s] == NO_SUCH_SLOT or protected[s] or reserved[s]:
+            continue
+        if slots[s] == EMPTY:
+            return s, 0
+        n = tiles[E + s]
+        if best < 0 or n < least or (n == least and age[s] > oldest):
+            best, least, oldest = s, n, age[s]
+    return best, least
+
+
+@compiled
+def _choose(
+    p: Parts, q: Scratch, target: int, order: int, protected: NDArray[np.bool_]
+) -> tuple[int, int, int]:
+    """(expert, worker, cell) of the copy that lets most tiles over the cut; expert < 0: none lets any."""
+    load, seen, give, where, primary = p.load, q.seen, q.give, p.where, p.primary
+    E, N = give.size, load.size
+    most = _weigh(p, q, target)
+    receiver, cell, room, value = -1, -1, 0, 0
+    for c in range(N):
+        if seen[c] or load[c] >= target:
+            continue
+        if min(most, target - load[c]) < value:
+            continue
+        s, held = _cell(p, c, protected)
+        if s < 0:
+            continue
+        worth = min(most, target - load[c] + held) - held
+        better = worth > value or (worth == value and receiver >= 0 and target - load[c] - held > room)
+        if worth > 0 and better:
+            receiver, cell, room, value = c, s, target - load[c] - held, worth
+    if receiver < 0:
+        return -1, -1, -1
+    best = -1
+    held = p.tiles[E + cell] if p.slots[cell] >= 0 else 0
+    fill = min(most, target - load[receiver] + held)
+    for e in range(E):
+        if give[e] >= fill and where[e * N + receiver] < 0:
+            if best < 0 or (give[e] > give[best] if order == LARGEST else give[e] < give[best]):
+                best = e
+    return best, receiver, cell
+
+
+@compiled
+def _evict(p: Parts, s: int) -> None:
+    """The tiles of cell s go to the least loaded other worker that has its expert."""
+    head, after, owner, tiles, load, E = p.head, p.after, p.owner, p.tiles, p.load, p.head.size
+    e, n = p.slots[s], tiles[E + s]
+    to, place = p.primary[e], e
+    at = head[e]
+    while at >= 0:
+        if at != s and load[owner[at]] < load[to]:
+            to, place = owner[at], E + at
+        at = after[at]
+    tiles[E + s] = 0
+    tiles[place] += n
+    load[owner[s]] -= n
+    load[to] += n
+
+
+@compiled
+def copy_until(p: Parts, q: Scratch, target: int, stop: int, order: int, protected: NDArray[np.bool_]) -> int:
+    """Copies until no worker has more than ``target`` tiles, or more where that cannot be reached; gives up at ``stop``.
+
+    Returns the maximum that was reached; ``stop`` or more: none below. Copies that got no work are taken back.
+    """
+    copies, old, reserved, slots, tiles, E = p.copies, q.old, p.reserved, p.slots, p.tiles, p.head.size
+    R, C = p.owner.size // p.load.size, p.header[H_COPY_CAP]
+    made = q.counts[MADE]
+    while not drain(p, q, target):
+        e = -1
+        if made < C:
+            e, c, s = _choose(p, q, target, order, protected)
+        if e < 0:
+            target = least_above(p, q, target)
+            if target >= stop:
+                break
+            continue
+        if slots[s] >= 0 and tiles[E + s] > 0:
+            _evict(p, s)
+        old[made] = slots[s]
+        copies[3 * made], copies[3 * made + 1], copies[3 * made + 2] = e, c, s - c * R
+        bind(p, s, e)
+        reserved[s] = 1
+        made += 1
+    q.counts[MADE] = made
+    _take_back_idle(p, q)
+    return target
+
+
+@compiled
+def _take_back_idle(p: Parts, q: Scratch) -> None:
+    """Copies without work are none: their cells hold again what they held, unless that has come to their worker otherwise."""
+    copies, old, tiles, where, E, N = p.copies, q.old, p.tiles, p.where, p.head.size, p.load.size
+    R = p.owner.size // N
+    made = 0
+    for i in range(q.counts[MADE]):
+        e, c, r = copies[3 * i], copies[3 * i + 1], copies[3 * i + 2]
+        s = c * R + r
+        if tiles[E + s] == 0 and (old[i] < 0 or where[old[i] * N + c] < 0):
+            bind(p, s, old[i])
+            p.reserved[s] = 0
+            continue
+        copies[3 * made], copies[3 * made + 1], copies[3 * made + 2], old[made] = e, c, r, old[i]
+        made += 1
+    q.counts[MADE] = made
+
+
+@compiled
+def take_back(p: Parts, q: Scratch) -> None:
+    """Every copy made is undone, and the tiles stand as before any was tried."""
+    copies, old, E = p.copies, q.old, p.head.size
+    R = p.owner.size // p.load.size
+    for i in range(q.counts[MADE] - 1, -1, -1):
+        s = copies[3 * i + 1] * R + copies[3 * i + 2]
+        bind(p, s, old[i])
+        p.reserved[s] = 0
+    q.counts[MADE] = 0
+    p.tiles[:] = q.base_tiles
+    p.load[:] = q.base_load
