@@ -16,29 +16,33 @@ LARGEST, CLOSEST = 0, 1
 
 @compiled
 def _weigh(p: Parts, q: Scratch, target: int) -> int:
-    """``give`` of each expert: tiles on overloaded workers, as far as those are above the target. Returns the greatest."""
-    homed, homed_from, slots, tiles, load, need, give, seen = (
-        p.homed, p.homed_from, p.slots, p.tiles, p.load, q.need, q.give, q.seen,
-    )  # fmt: skip
+    """Lists the experts with tiles on overloaded workers: ``give`` tiles there, which are ``over`` the target. Returns how many."""
+    homed, homed_from, slots, tiles, load = p.homed, p.homed_from, p.slots, p.tiles, p.load
+    need, give, over, donors = q.need, q.give, q.over, q.donors
     E, N = homed.size, load.size
     R = slots.size // N
     give[:] = 0
-    most = 0
+    found = 0
     for w in range(N):
-        over = load[w] - target
-        if over <= 0:
+        above = load[w] - target
+        if above <= 0:
             continue
-        for at in range(homed_from[w], homed_from[w + 1]):
-            e = homed[at]
-            if need[e] > 0 and tiles[e] > 0:
-                give[e] += min(tiles[e], over)
-                most = max(most, give[e])
-        for s in range(w * R, w * R + R):
-            if tiles[E + s] > 0:
-                e = slots[s]
-                give[e] += min(tiles[E + s], over)
-                most = max(most, give[e])
-    return most
+        first = homed_from[w]
+        own = homed_from[w + 1] - first
+        for i in range(own + R):
+            place = homed[first + i] if i < own else E + w * R + i - own
+            if tiles[place] == 0:
+                continue
+            e = place if i < own else slots[place - E]
+            if need[e] == 0:
+                continue
+            if give[e] == 0:
+                over[e] = 0
+                donors[found] = e
+                found += 1
+            give[e] += tiles[place]
+            over[e] += above
+    return found
 
 
 @compiled
@@ -59,35 +63,33 @@ def _cell(p: Parts, c: int, protected: NDArray[np.bool_]) -> tuple[int, int]:
 
 
 @compiled
-def _choose(
-    p: Parts, q: Scratch, target: int, order: int, protected: NDArray[np.bool_]
-) -> tuple[int, int, int]:
-    """(expert, worker, cell) of the copy that lets most tiles over the cut; expert < 0: none lets any."""
-    load, seen, give, where, primary = p.load, q.seen, q.give, p.where, p.primary
-    E, N = give.size, load.size
-    most = _weigh(p, q, target)
-    receiver, cell, room, value = -1, -1, 0, 0
+def _choose(p: Parts, q: Scratch, target: int, order: int, protected: NDArray[np.bool_]) -> tuple[int, int, int]:
+    """(expert, worker, cell) of the copy that lets most tiles over the cut; expert < 0: none lets any.
+
+    The tiles that a rebound cell gives up come back over the cut, so they count as loss, and as tiles to move.
+    """
+    load, seen, give, over, donors, where = p.load, q.seen, q.give, q.over, q.donors, p.where
+    N = load.size
+    found = _weigh(p, q, target)
+    best, receiver, cell, value, room = -1, -1, -1, 0, 0
     for c in range(N):
-        if seen[c] or load[c] >= target:
-            continue
-        if min(most, target - load[c]) < value:
+        space = target - load[c]
+        if seen[c] or space <= 0:
             continue
         s, held = _cell(p, c, protected)
         if s < 0:
             continue
-        worth = min(most, target - load[c] + held) - held
-        better = worth > value or (worth == value and receiver >= 0 and target - load[c] - held > room)
-        if worth > 0 and better:
-            receiver, cell, room, value = c, s, target - load[c] - held, worth
-    if receiver < 0:
-        return -1, -1, -1
-    best = -1
-    held = p.tiles[E + cell] if p.slots[cell] >= 0 else 0
-    fill = min(most, target - load[receiver] + held)
-    for e in range(E):
-        if give[e] >= fill and where[e * N + receiver] < 0:
-            if best < 0 or (give[e] > give[best] if order == LARGEST else give[e] < give[best]):
-                best = e
+        for i in range(found):
+            e = donors[i]
+            worth = min(give[e], over[e] + held, space + held) - held
+            if worth < value or worth <= 0 or where[e * N + c] >= 0:
+                continue
+            if worth == value:
+                if space - held < room:
+                    continue
+                if space - held == room and (give[e] <= give[best] if order == LARGEST else give[e] >= give[best]):
+                    continue
+            best, receiver, cell, value, room = e, c, s, worth, space - held
     return best, receiver, cell
 
 

@@ -12,7 +12,9 @@ class Scratch(NamedTuple):
 
     need: Words  # [E] tiles of the expert, 0 where θ keeps it whole on its primary: it may not move
     met: Words  # [E] number of the search that last looked at this expert
-    give: Words  # [E] tiles that the expert could take off overloaded workers
+    give: Words  # [E] tiles of the expert on overloaded workers
+    over: Words  # [E] tiles of those workers above the target
+    donors: Words  # [E] the experts with such tiles
     seen: Words  # [N] 1: on the overloaded side of the cut
     queue: Words  # [N] workers in the order in which the search found them
     parent: Words  # [N] worker from which this one was reached, -1: overloaded itself
@@ -33,20 +35,20 @@ MADE, KEPT, KEPT_MAX, SEARCH = 0, 1, 2, 3
 
 def scratch_words(E: int, N: int, R: int, C: int) -> int:
     """Length of the scratch array in words."""
-    return 5 * E + 7 * N + 2 * N * R + 5 * C + 4
+    return 7 * E + 7 * N + 2 * N * R + 5 * C + 4
 
 
 @compiled
 def scratch_of(words: Words, p: Parts) -> Scratch:
     """The scratch array's views, sized as the buffer's."""
     E, N, S, C = p.head.size, p.load.size, p.owner.size, p.header[H_COPY_CAP]
-    a = 3 * E  # seven of N
+    a = 5 * E  # seven of N
     b = a + 6 * N  # old
     c = b + C  # base_tiles, base_load
     d = c + E + S + N  # kept_tiles, kept_copies, kept_old
     e = d + E + S + 4 * C
     return Scratch(
-        words[:E], words[E : 2 * E], words[2 * E : a],
+        words[:E], words[E : 2 * E], words[2 * E : 3 * E], words[3 * E : 4 * E], words[4 * E : a],
         words[a : a + N], words[a + N : a + 2 * N], words[a + 2 * N : a + 3 * N],
         words[a + 3 * N : a + 4 * N], words[a + 4 * N : a + 5 * N], words[a + 5 * N : b],
         words[b:c], words[c : c + E + S], words[c + E + S : d],
