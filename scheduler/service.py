@@ -220,6 +220,18 @@ class Planning:
             return
         entry, skipped = self._publish(assign, complete, own, start)
         self._in_flight[entry.sequence] = entry
+        if self._tracer.enabled:
+            costs = assign.costs
+            self._tracer.instant(
+                "planned",
+                self._clock.now_ns(),
+                entry.target,
+                sequence=entry.sequence,
+                policy=self._policy.name,
+                workers=self._num_workers,
+                demand=complete.demand_E.tolist(),
+                costs=None if costs is None else [costs.tile_us, costs.copy_us, costs.window_us],
+            )
         await self._announce_entry(entry)
         loads = self._stats.planned(entry, complete.demand_E, skipped=skipped)
         if self._watched():
