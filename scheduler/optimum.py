@@ -2,7 +2,7 @@
 
 Fixed primaries, the replicas there are, at most B copies, only slots that exist and are not protected may be rebound, a rebound
 slot's old replica is gone, tiles are whole, an expert of at most θ tiles stays on its primary. Costs play no part. Where a given
-plan meets ⌈tiles/N⌉ there is nothing to solve; otherwise OR-tools' CP-SAT decides, or says honestly that it did not.
+plan meets a simple lower bound (⌈tiles/N⌉, or ``optimum_bound``) there is nothing to solve; otherwise OR-tools' CP-SAT decides, or says honestly that it did not.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afore.core.slots import EMPTY, NO_SUCH_SLOT
+from afore.scheduler.optimum_bound import least_by_reach
 from afore.scheduler.optimum_model import Search
 from afore.scheduler.plan import Copy, Plan, PlannerConfig
 
@@ -58,16 +59,24 @@ def optimum(
     primaries_E = config.check_primaries(primaries)
     before_NR = np.asarray(before_slots_NR, np.int32)
     tiles_E = -(-np.asarray(demand_E, np.int64) // config.tile_tokens)
-    bound = -(-int(tiles_E.sum()) // config.num_workers)
-    if plan is not None and plan.max_tiles == bound:
-        return _from_plan(plan, config.tile_tokens)
     safe_NR = before_NR != NO_SUCH_SLOT
     if protected is not None:
         safe_NR &= ~protected
+    clean_NR = _without_doubles(before_NR, primaries_E)
+    bound = least_by_reach(
+        tiles_E=tiles_E,
+        primaries_E=primaries_E,
+        slots_NR=clean_NR,
+        safe_NR=safe_NR,
+        budget=config.budget,
+        compactness=config.compactness,
+    )
+    if plan is not None and plan.max_tiles == bound:
+        return _from_plan(plan, config.tile_tokens)
     search = Search(
         tiles_E=tiles_E,
         primaries_E=primaries_E,
-        slots_NR=_without_doubles(before_NR, primaries_E),
+        slots_NR=clean_NR,
         safe_NR=safe_NR,
         budget=config.budget,
         compactness=config.compactness,

@@ -51,7 +51,7 @@ class Search:
     def solve(
         self, bound: int, time_limit_s: float
     ) -> tuple[bool, int, NDArray[np.int64], NDArray[np.bool_], float]:
-        """(proven, lower bound, tiles [E, N], replicas wanted [E, N], seconds). ``bound`` is ⌈tiles/N⌉."""
+        """(proven, lower bound, tiles [E, N], replicas wanted [E, N], seconds). ``bound``: none can be below."""
         E, N = self.tiles_E.size, self.num_workers
         home_EN = np.zeros((E, N), np.bool_)
         home_EN[np.arange(E), self.primaries_E] = True

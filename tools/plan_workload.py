@@ -106,7 +106,7 @@ def _calibrated(shares_XE: NDArray[np.float64], seed: int) -> tuple[NDArray[np.f
     """
     exponent = _bisect(lambda power: _top(_normal(shares_XE**power)) - TOP_PART, 0.05, 8.0)
     shares_XE = _normal(shares_XE**exponent)
-    heat_E = np.log(shares_XE.mean(axis=0))
+    heat_E = np.log(shares_XE.mean(axis=0) + 1e-9)  # an expert that is never chosen is coldest
     noise_E = np.random.default_rng(seed + 2).normal(size=EXPERTS) * heat_E.std()
 
     def ordered(blur: float) -> NDArray[np.float64]:
