@@ -115,9 +115,7 @@ class ExplainingPlanner(ReferencePlanner):
             base_N[self._primaries[e]] += k
         moves = [
             Move(expert=e, source=h, destination=c, tiles=q, max_before=before, max_after=after)
-            for (e, h, c, q), before, after in zip(
-                seen.moves, seen.within_maxima, seen.within_maxima[1:], strict=False
-            )
+            for (e, h, c, q), before, after in zip(seen.moves, seen.within_maxima, seen.within_maxima[1:], strict=False)
         ]
         copies = self._copies(plan, costs)
         return Explanation(
@@ -193,7 +191,9 @@ class ExplainingPlanner(ReferencePlanner):
                 reasons["filled by this plan"] += 1
             else:
                 reasons["with work in this plan"] += 1
-        return ", ".join(f"{n} {'slot' if n == 1 else 'slots'} {why}" for why, n in reasons.items()) or "it has no slots"
+        return (
+            ", ".join(f"{n} {'slot' if n == 1 else 'slots'} {why}" for why, n in reasons.items()) or "it has no slots"
+        )
 
     # What was seen, in order
 

@@ -2,7 +2,8 @@
 
 Fixed primaries, the replicas there are, at most B copies, only slots that exist and are not protected may be rebound, a rebound
 slot's old replica is gone, tiles are whole, an expert of at most θ tiles stays on its primary. Costs play no part. Where a given
-plan meets a simple lower bound (⌈tiles/N⌉, or ``optimum_bound``) there is nothing to solve; otherwise OR-tools' CP-SAT decides, or says honestly that it did not.
+plan meets a simple lower bound (⌈tiles/N⌉, or ``optimum_bound``) there is nothing to solve; otherwise OR-tools' CP-SAT decides,
+or says honestly that it did not.
 """
 
 from __future__ import annotations
@@ -121,7 +122,10 @@ def _without_doubles(slots_NR: NDArray[np.int32], primaries_E: NDArray[np.int32]
 
 
 def _bind(
-    before_NR: NDArray[np.int32], safe_NR: NDArray[np.bool_], wanted_EN: NDArray[np.bool_], primaries_E: NDArray[np.int32]
+    before_NR: NDArray[np.int32],
+    safe_NR: NDArray[np.bool_],
+    wanted_EN: NDArray[np.bool_],
+    primaries_E: NDArray[np.int32],
 ) -> tuple[NDArray[np.int32], list[Copy]]:
     """Gives each wanted replica a slot: where it is already, else a safe one whose own replica is not wanted."""
     slots_NR = before_NR.copy()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ def least_by_reach(
 ) -> int:
     """No plan has a maximum below this; never less than ⌈tiles/N⌉."""
     N = slots_NR.shape[0]
-    worst = -(-int(tiles_E.sum()) // N)
+    worst: int = -(-int(tiles_E.sum()) // N)
     movable_E = tiles_E > compactness
     for group in _groups(np.bincount(primaries_E, weights=tiles_E, minlength=N)):
         inside_N = np.zeros(N, np.bool_)
@@ -47,7 +48,7 @@ def least_by_reach(
     return worst
 
 
-def _groups(base_N: NDArray[np.float64]) -> Iterator[tuple[int, ...]]:
+def _groups(base_N: NDArray[Any]) -> Iterator[tuple[int, ...]]:
     order = np.argsort(-base_N, kind="stable").tolist()
     N = len(order)
     if N <= MOST_SUBSETS:

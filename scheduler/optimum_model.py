@@ -48,9 +48,7 @@ class Search:
         held_EN[slots_NR[workers, slots], workers] = True
         self.start_tiles_EN, self.start_held_EN = tiles_EN, held_EN
 
-    def solve(
-        self, bound: int, time_limit_s: float
-    ) -> tuple[bool, int, NDArray[np.int64], NDArray[np.bool_], float]:
+    def solve(self, bound: int, time_limit_s: float) -> tuple[bool, int, NDArray[np.int64], NDArray[np.bool_], float]:
         """(proven, lower bound, tiles [E, N], replicas wanted [E, N], seconds). ``bound``: none can be below."""
         E, N = self.tiles_E.size, self.num_workers
         home_EN = np.zeros((E, N), np.bool_)
@@ -64,7 +62,7 @@ class Search:
             return True, bound, tiles_EN, wanted_EN, 0.0
         cp_model = require_solver()
         begin = time.perf_counter()
-        model, most, gets, has = self._model(cp_model, bound, best)
+        model, most, gets = self._model(cp_model, bound, best)
         model.minimize(most)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
@@ -82,7 +80,7 @@ class Search:
             wanted_EN = tiles_EN > 0
         return status == cp_model.OPTIMAL, min(lower, best), tiles_EN, wanted_EN, took_s
 
-    def _model(self, cp_model: Any, bound: int, best: int) -> tuple[Any, Any, dict[Any, Any], dict[Any, Any]]:
+    def _model(self, cp_model: Any, bound: int, best: int) -> tuple[Any, Any, dict[Any, Any]]:
         assert self.start_tiles_EN is not None
         model = cp_model.CpModel()
         most = model.new_int_var(bound, best, "most")
@@ -119,4 +117,4 @@ class Search:
             leaving = [gets[e, c] for e in homed.tolist() for c in range(self.num_workers) if (e, c) in gets]
             model.add(stay + sum(incoming) - sum(leaving) <= most)
         model.add_hint(most, best)
-        return model, most, gets, has
+        return model, most, gets

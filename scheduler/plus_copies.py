@@ -161,8 +161,7 @@ def _take_back_idle(p: Parts, q: Scratch) -> None:
 @compiled
 def take_back(p: Parts, q: Scratch) -> None:
     """Every copy made is undone, and the tiles stand as before any was tried."""
-    copies, old, E = p.copies, q.old, p.head.size
-    R = p.owner.size // p.load.size
+    copies, old, R = p.copies, q.old, p.owner.size // p.load.size
     for i in range(q.counts[MADE] - 1, -1, -1):
         s = copies[3 * i + 1] * R + copies[3 * i + 2]
         bind(p, s, old[i])

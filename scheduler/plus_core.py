@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
+from afore.scheduler.core_beyond import rebalance_beyond
 from afore.scheduler.core_layout import (
     H_BASE_MAX_TILES,
     H_COMPACTNESS,
@@ -31,10 +32,9 @@ from afore.scheduler.core_layout import (
     compiled,
     parts_of,
 )
-from afore.scheduler.core_beyond import rebalance_beyond
 from afore.scheduler.core_numba import _record, _stamp
 from afore.scheduler.core_within import initialize, rebalance_within, sort_workers
-from afore.scheduler.plus_copies import CLOSEST, LARGEST, copy_until, take_back
+from afore.scheduler.plus_copies import copy_until, take_back
 from afore.scheduler.plus_flow import level
 from afore.scheduler.plus_layout import KEPT, KEPT_MAX, MADE, SEARCH, Scratch, scratch_of
 
@@ -176,7 +176,8 @@ def _improve(
     header[H_TRIED] = tried
     if q.counts[KEPT] == 0:
         return 0.0
-    return flow_us - tile_us * q.counts[KEPT_MAX] - _exposed(p, q, copy_us, window_us)
+    kept_us: float = flow_us - tile_us * q.counts[KEPT_MAX] - _exposed(p, q, copy_us, window_us)
+    return kept_us
 
 
 @compiled

@@ -15,7 +15,7 @@ from afore.scheduler.plus_layout import SEARCH, Scratch
 def _augment(p: Parts, q: Scratch, c: int, target: int) -> int:
     """Moves what fits along the path that found c; returns how many tiles (0: an earlier path took an arc of it)."""
     tiles, load, parent, leaves, enters = p.tiles, p.load, q.parent, q.leaves, q.enters
-    most = target - load[c]
+    most: int = target - load[c]
     w = c
     while parent[w] >= 0:
         most = min(most, tiles[leaves[w]])
@@ -101,7 +101,6 @@ def drain(p: Parts, q: Scratch, target: int) -> bool:
 @compiled
 def level(p: Parts, q: Scratch, bound: int) -> int:
     """The least maximum that the replicas there are allow, reached; from ``bound`` upward over the cuts (Newton's method)."""
-    load, seen = p.load, q.seen
     target = bound
     while not drain(p, q, target):
         target = least_above(p, q, target)

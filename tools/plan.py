@@ -143,7 +143,11 @@ def _told(options: argparse.Namespace) -> tuple[Explanation, Plan, str]:
         window.push(last.used_NR)
     told, plus = _both(planner, last, asked.demand_E, window.protected(), asked.costs)
     same = "as it was published" if told.plan.shares() == asked.shares else "not as it was published"
-    why = "" if told.plan.shares() == asked.shares else ": the run had other knobs or another policy, or a plan was refused"
+    why = (
+        ""
+        if told.plan.shares() == asked.shares
+        else ": the run had other knobs or another policy, or a plan was refused"
+    )
     return told, plus, f"sequence {asked.sequence} ({asked.name}), {asked.policy}: {same}{why}"
 
 

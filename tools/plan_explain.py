@@ -114,7 +114,9 @@ def svg(told: Explanation) -> str:
                 f"<title>ffn-{w}: {load} tiles</title></rect>"
             )
             if N <= 16:
-                parts.append(f'<text x="{x + bar / 2}" y="{top + height - h - 3:.1f}" text-anchor="middle">{load}</text>')
+                parts.append(
+                    f'<text x="{x + bar / 2}" y="{top + height - h - 3:.1f}" text-anchor="middle">{load}</text>'
+                )
                 parts.append(f'<text x="{x + bar / 2}" y="{top + height + 14}" text-anchor="middle">{w}</text>')
         y = top + height - height * told.plan.bound_tiles / most
         parts.append(

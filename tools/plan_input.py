@@ -119,7 +119,7 @@ def read_trace(directory: Path, sequence: int) -> Recording:
             )
         )
     if not targets or targets[-1].sequence != sequence:
-        raise ConfigError("sequence", f"{sequence} was not planned by demand", "choose a target that was, of --policy afore")
-    return Recording(
-        targets=targets, num_workers=planned[sequence].args["workers"], num_microbatches=microbatches
-    )
+        raise ConfigError(
+            "sequence", f"{sequence} was not planned by demand", "choose a target that was, of --policy afore"
+        )
+    return Recording(targets=targets, num_workers=planned[sequence].args["workers"], num_microbatches=microbatches)

@@ -1,7 +1,7 @@
 """The pinned workload of the planner's tables: 200 demands of 128 experts, from real routing where it is at hand, else generated.
 
-T = 2,048 tokens, top-8: 16,384 pairs a target. Both sources are brought to the paper's skew (the eight hottest experts have 24.4 % of
-the pairs, the most loaded of 8 workers 1.70 times the mean), then drawn with a fixed seed.
+T = 2,048 tokens, top-8: 16,384 pairs a target. Both sources are brought to the paper's skew (the eight hottest experts have 24.4 %
+of the pairs, the most loaded of 8 workers 1.70 times the mean), then drawn with a fixed seed.
 """
 
 from __future__ import annotations

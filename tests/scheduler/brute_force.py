@@ -22,7 +22,9 @@ def least_over(tiles: Sequence[int], holders: Sequence[set[int]], num_workers: i
     return worst
 
 
-def holders_of(slots_NR: NDArray[np.int32], primaries: Sequence[int], tiles: Sequence[int], theta: int) -> list[set[int]]:
+def holders_of(
+    slots_NR: NDArray[np.int32], primaries: Sequence[int], tiles: Sequence[int], theta: int
+) -> list[set[int]]:
     """Workers on which each expert may run: its primary, and its replicas unless θ keeps it whole."""
     holders = [{int(w)} for w in primaries]
     for w, row in enumerate(slots_NR.tolist()):

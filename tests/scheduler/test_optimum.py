@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from afore.core.errors import HostError
 from afore.scheduler.optimum import Optimum, optimum
 from afore.scheduler.plan import PlannerConfig
-from afore.scheduler.plus_planner import PlusPlanner
 from afore.scheduler.planner import Planner
+from afore.scheduler.plus_planner import PlusPlanner
 from tests.scheduler.brute_force import holders_of, least_maximum, least_over
 from tests.scheduler.plan_cases import FREE
 
 
 @st.composite
-def tiny(draw: st.DrawFn) -> tuple[PlannerConfig, NDArray[np.int32], NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
+def tiny(
+    draw: st.DrawFn,
+) -> tuple[PlannerConfig, NDArray[np.int32], NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
     """(config, primaries, demand, slot table before, protected slots) small enough to try everything."""
     N, E = draw(st.integers(2, 3)), draw(st.integers(1, 4))
     slots = draw(st.lists(st.integers(0, 2 if N == 2 else 1), min_size=N, max_size=N))
@@ -80,9 +82,7 @@ def test_the_optimum_is_what_trying_everything_finds(
     planner.adopt(slots_NR)
     plus.adopt(slots_NR)
     before_NR = planner.slots_NR
-    least = least_maximum(
-        tiles, primaries_E.tolist(), before_NR, config.budget, protected_NR, config.compactness
-    )
+    least = least_maximum(tiles, primaries_E.tolist(), before_NR, config.budget, protected_NR, config.compactness)
     greedy, better = (each.plan(demand_E, protected_NR, FREE) for each in (planner, plus))
     for start in (None, greedy, better):
         found = optimum(config, primaries_E, demand_E, before_NR, protected=protected_NR, plan=start, time_limit_s=60)

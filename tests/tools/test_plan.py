@@ -118,7 +118,11 @@ def test_a_recorded_target_is_planned_again_from_its_layers_beginning(
     ],
 )
 def test_what_cannot_be_used_is_named(
-    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     record(Path("spans"))
