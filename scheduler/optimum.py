@@ -60,6 +60,8 @@ def optimum(
     primaries_E = config.check_primaries(primaries)
     before_NR = np.asarray(before_slots_NR, np.int32)
     tiles_E = -(-np.asarray(demand_E, np.int64) // config.tile_tokens)
+    if plan is not None and plan.max_tiles == -(-int(tiles_E.sum()) // config.num_workers):
+        return _from_plan(plan, config.tile_tokens)
     safe_NR = before_NR != NO_SUCH_SLOT
     if protected is not None:
         safe_NR &= ~protected
