@@ -34,6 +34,7 @@ from afore.scheduler.core_layout import (
 )
 from afore.scheduler.core_numba import _record, _stamp
 from afore.scheduler.core_within import initialize, rebalance_within, sort_workers
+from afore.scheduler.plus_bound import least_by_reach
 from afore.scheduler.plus_copies import copy_until, take_back
 from afore.scheduler.plus_flow import level
 from afore.scheduler.plus_layout import KEPT, KEPT_MAX, MADE, SEARCH, Scratch, scratch_of
@@ -132,6 +133,10 @@ def _improve(
         bind(p, s, undo[5 * i + 2])
         p.reserved[s] = 0
     q.counts[MADE] = 0
+    bound = least_by_reach(p, q, protected, bound)
+    if greedy_max == bound:
+        _restore(p, q)
+        return gain_us
     _sum_loads(p)
     within = level(p, q, bound)
     q.base_tiles[:] = tiles
@@ -212,7 +217,7 @@ def _plan_plus(
 def _plus_stamp() -> int:
     """Checksum of the files that hold what the entry calls."""
     checksum = _stamp()
-    for name in ("plus_core.py", "plus_copies.py", "plus_flow.py", "plus_layout.py", "core_numba.py"):
+    for name in ("plus_core.py", "plus_bound.py", "plus_copies.py", "plus_flow.py", "plus_layout.py", "core_numba.py"):
         checksum = zlib.crc32((Path(__file__).parent / name).read_bytes(), checksum)
     return checksum
 
