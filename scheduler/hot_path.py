@@ -10,6 +10,7 @@ from afore.core.record import record
 from afore.core.target import Target
 from afore.scheduler import core_layout as layout
 from afore.scheduler.bindings import CellBindings
+from afore.scheduler.costs import Costs
 from afore.scheduler.demand_book import Gathering
 from afore.scheduler.hot_core import (
     O_COPIES,
@@ -112,6 +113,10 @@ class HotPath:
         if status == PUBLISHED:
             self._publisher.published(target.layer, stamp_ns, binds=bool(out[O_COPIES] or out[O_SHARES]))
         return status
+
+    def costs(self, layer: int) -> Costs:
+        """The estimates that the layer is planned with now."""
+        return self._policy.costs(layer)
 
     def done(self) -> Done:
         """Figures of the target that the last call published."""

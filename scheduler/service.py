@@ -17,13 +17,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from afore.core import control
 from afore.core.clock import Clock
 from afore.core.config import TimeOptions
-from afore.core.demand import demand_crc
+from afore.core.demand import DemandVector, demand_crc
 from afore.core.errors import PeerLost, PlanError
 from afore.core.plan import CopyStart, PlanEntry
 from afore.core.target import Target
 from afore.core.topology import FFN, member_name
 from afore.core.trace import Tracer
-from afore.scheduler.costs import CostModel
+from afore.scheduler.costs import CostModel, Costs
 from afore.scheduler.demand_book import Complete, DemandBook
 from afore.scheduler.hot_core import INCOMPLETE, PUBLISHED, UNBOUND
 from afore.scheduler.hot_path import HotPath
@@ -176,6 +176,7 @@ class Planning:
         self._in_flight[sequence] = Published(sequence, target, state.tokens_A)
         entry = self._ring.peek_entry(sequence) if self._tracer.enabled or self._watched() else None
         if entry is not None:
+            self._trace_planned(entry, state.demand_E, hot.costs(target.layer))
             self._trace_entry(entry)
         await self._ring_bells(sequence)
         self._stats.counted(target.layer, done.loads, skipped=done.skipped)
@@ -287,6 +288,7 @@ class Planning:
             return
         entry, skipped = self._publish(assign, complete, own, start)
         self._in_flight[entry.sequence] = Published(entry.sequence, entry.target, entry.tokens_A)
+        self._trace_planned(entry, complete.demand_E, assign.costs)
         await self._announce_entry(entry)
         loads = self._stats.planned(entry, complete.demand_E, skipped=skipped)
         if self._watched():
@@ -309,6 +311,20 @@ class Planning:
         """Rings every worker's bell for a published entry."""
         self._trace_entry(entry)
         await self._ring_bells(entry.sequence)
+
+    def _trace_planned(self, entry: PlanEntry, demand_E: DemandVector, costs: Costs | None) -> None:
+        """What a plan was made from: with it, ``tools.plan explain`` repeats the plan."""
+        if self._tracer.enabled:
+            self._tracer.instant(
+                "planned",
+                self._clock.now_ns(),
+                entry.target,
+                sequence=entry.sequence,
+                policy=self._policy.name,
+                workers=self._num_workers,
+                demand=demand_E.tolist(),
+                costs=None if costs is None else [costs.tile_us, costs.copy_us, costs.window_us],
+            )
 
     def _trace_entry(self, entry: PlanEntry) -> None:
         if self._tracer.enabled:

@@ -12,6 +12,7 @@ from afore.core.errors import ConfigError
 from afore.scheduler.policies.afore import Afore
 from afore.scheduler.policies.afore_no_overlap import AforeNoOverlap
 from afore.scheduler.policies.afore_no_prefetch import AforeNoPrefetch
+from afore.scheduler.policies.afore_plus import AforePlus
 from afore.scheduler.policies.afore_reactive import AforeReactive
 from afore.scheduler.policies.base import Policy, PolicyContext
 from afore.scheduler.policies.static import Static
@@ -20,6 +21,7 @@ POLICIES: Mapping[str, Callable[[PolicyContext], Policy]] = MappingProxyType(
     {
         "static": Static,
         "afore": Afore,
+        "afore-plus": AforePlus,
         "afore-no-prefetch": AforeNoPrefetch,
         "afore-no-overlap": AforeNoOverlap,
         "afore-reactive": AforeReactive,

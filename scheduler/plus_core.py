@@ -1,0 +1,257 @@
+"""``afore-plus`` as one compiled call: Algorithm 1 first, then, where it stays above the bound, a search by exact flow.
+
+It works on the planner's packed buffer (``core_layout``) and a scratch array (``plus_layout``). A candidate replaces Algorithm 1's
+plan only if its most loaded worker has no more tiles and its net cost (β_tile · maximum + exposed copy time) is less: the result is
+never worse in either. Copies pay against the best that flow alone reaches, which is the A^base of its gain (eq. 8).
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numpy.typing import NDArray
+
+from afore.scheduler.core_beyond import rebalance_beyond
+from afore.scheduler.core_layout import (
+    H_BASE_MAX_TILES,
+    H_COMPACTNESS,
+    H_COPIES,
+    H_COPY_CAP,
+    H_MAX_TILES,
+    H_TILE_TOKENS,
+    H_TOTAL_TILES,
+    H_TRIED,
+    H_WITHIN_MAX_TILES,
+    Parts,
+    Words,
+    bind,
+    compiled,
+    parts_of,
+    plain_indices,
+)
+from afore.scheduler.core_numba import _record, core_stamp
+from afore.scheduler.core_within import greatest, initialize, rebalance_within, sort_workers
+from afore.scheduler.plus_bound import least_by_reach
+from afore.scheduler.plus_copies import copy_until, take_back
+from afore.scheduler.plus_flow import level
+from afore.scheduler.plus_layout import KEPT, KEPT_MAX, MADE, SEARCH, Scratch, copy_words, scratch_of
+
+ORDERS = 2
+MOST_TARGETS = 8
+"""Target loads that are tried where copies are exposed, so that fewer copies may cost less."""
+
+
+@compiled
+def _exposed(p: Parts, q: Scratch, copy_us: float, window_us: float) -> float:
+    """Exposed time of the copies made (eq. 7)."""
+    copies, primary, sent, received = p.copies, p.primary, p.sent, p.received
+    sent[:] = 0
+    received[:] = 0
+    busiest = 0
+    for i in range(q.counts[MADE]):
+        home, c = primary[copies[3 * i]], copies[3 * i + 1]
+        sent[home] += 1
+        received[c] += 1
+        busiest = max(busiest, sent[home], received[c])
+    return max(0.0, copy_us * busiest - window_us)
+
+
+@compiled
+def _keep(p: Parts, q: Scratch, max_tiles: int) -> None:
+    """What stands now is the best candidate."""
+    made = q.counts[MADE]
+    copy_words(q.kept_tiles, p.tiles, p.tiles.size)
+    copy_words(q.kept_copies, p.copies, 3 * made)
+    copy_words(q.kept_old, q.old, made)
+    q.counts[KEPT] = made
+    q.counts[KEPT_MAX] = max_tiles
+
+
+@compiled
+def _restore(p: Parts, q: Scratch) -> None:
+    """The best candidate stands again; before it, nothing may."""
+    copies, N = p.copies, p.load.size
+    R = p.owner.size // N
+    made = q.counts[KEPT]
+    for i in range(made):
+        copies[3 * i], copies[3 * i + 1], copies[3 * i + 2] = (
+            q.kept_copies[3 * i], q.kept_copies[3 * i + 1], q.kept_copies[3 * i + 2],
+        )  # fmt: skip
+        s = copies[3 * i + 1] * R + copies[3 * i + 2]
+        bind(p, s, copies[3 * i])
+        p.reserved[s] = 1
+        q.old[i] = q.kept_old[i]
+    q.counts[MADE] = made
+    copy_words(p.tiles, q.kept_tiles, p.tiles.size)
+
+
+@compiled
+def _sum_loads(p: Parts) -> None:
+    """Loads from tiles: the log of Algorithm 1 undoes tiles and cells only."""
+    load, primary, owner, tiles, E = p.load, p.primary, p.owner, p.tiles, p.head.size
+    load[:] = 0
+    for e in range(E):
+        load[primary[e]] += tiles[e]
+    for s in range(owner.size):
+        load[owner[s]] += tiles[E + s]
+
+
+@compiled
+def _improve(
+    p: Parts,
+    q: Scratch,
+    demand: NDArray[np.int64],
+    protected: NDArray[np.bool_],
+    bound: int,
+    gain_us: float,
+    tile_us: float,
+    copy_us: float,
+    window_us: float,
+) -> float:
+    """Leaves the best candidate in the buffer; returns its gain."""
+    header, tiles, undo = p.header, p.tiles, p.undo
+    E, M, theta, C = p.head.size, header[H_TILE_TOKENS], header[H_COMPACTNESS], header[H_COPY_CAP]
+    greedy_max, made = header[H_MAX_TILES], header[H_COPIES]
+    for e in range(E):
+        k = (demand[e] + M - 1) // M
+        q.need[e] = k if k > theta else 0
+        q.met[e] = 0
+    q.counts[SEARCH] = 0
+    # Algorithm 1's plan is the first candidate; then its copies are undone from its log.
+    q.counts[MADE] = made
+    for i in range(made):
+        q.old[i] = undo[5 * i + 2]
+    _keep(p, q, greedy_max)
+    best_us = tile_us * greedy_max + _exposed(p, q, copy_us, window_us)
+    for i in range(made - 1, -1, -1):
+        s = undo[5 * i + 1]
+        tiles[undo[5 * i + 4]] += undo[5 * i + 3]
+        tiles[E + s] -= undo[5 * i + 3]
+        bind(p, s, undo[5 * i + 2])
+        p.reserved[s] = 0
+    q.counts[MADE] = 0
+    bound = least_by_reach(p, q, protected, bound)
+    if greedy_max == bound:
+        _restore(p, q)
+        return gain_us
+    _sum_loads(p)
+    within = level(p, q, bound)
+    copy_words(q.base_tiles, tiles, tiles.size)
+    copy_words(q.base_load, p.load, p.load.size)
+    flow_us = tile_us * within
+    greedy = True
+    if within <= greedy_max and flow_us <= best_us:
+        _keep(p, q, within)
+        best_us = flow_us
+        greedy = False
+    tried = 0
+    if within > bound and C > 0 and tile_us > 0.0:
+        step = max(1, (within - bound) // MOST_TARGETS)
+        for target in range(bound, within, step):
+            if tile_us * target >= best_us or target > greedy_max:
+                break
+            hidden = True
+            for order in range(ORDERS):
+                take_back(p, q)
+                reached = copy_until(p, q, target, min(within, greedy_max + 1), order, protected)
+                tried = max(tried, q.counts[MADE])
+                if reached >= within or reached > greedy_max:
+                    continue
+                exposed = _exposed(p, q, copy_us, window_us)
+                if tile_us * reached + exposed < best_us and flow_us - tile_us * reached - exposed > 0.0:
+                    best_us = tile_us * reached + exposed
+                    _keep(p, q, reached)
+                    greedy = False
+                if exposed > 0.0:
+                    hidden = False
+                elif reached == target:
+                    break
+            if hidden:
+                break
+        take_back(p, q)
+    _restore(p, q)
+    header[H_COPIES] = q.counts[KEPT]
+    header[H_MAX_TILES] = q.counts[KEPT_MAX]
+    if greedy:
+        return gain_us
+    header[H_WITHIN_MAX_TILES] = within
+    header[H_TRIED] = tried
+    if q.counts[KEPT] == 0:
+        return 0.0
+    kept_us: float = flow_us - tile_us * q.counts[KEPT_MAX] - _exposed(p, q, copy_us, window_us)
+    return kept_us
+
+
+@compiled
+def _plan_plus(
+    buffer: Words,
+    scratch: Words,
+    demand: NDArray[np.int64],
+    protected: NDArray[np.bool_],
+    tile_us: float,
+    copy_us: float,
+    window_us: float,
+) -> float:
+    """As ``core_numba.plan_in_place``, with the search behind it."""
+    p = parts_of(buffer)
+    M, theta, N = p.header[H_TILE_TOKENS], p.header[H_COMPACTNESS], p.load.size
+    total = initialize(p, demand, M, theta)
+    if total < 0:
+        return float(total)
+    p.header[H_TOTAL_TILES] = total
+    p.header[H_BASE_MAX_TILES] = greatest(p.base)
+    sort_workers(p.rank, p.load)
+    rebalance_within(p, theta)
+    p.header[H_WITHIN_MAX_TILES] = p.load[p.rank[0]]
+    bound = (total + N - 1) // N
+    gain_us: float = rebalance_beyond(p, protected, theta, bound, tile_us, copy_us, window_us)
+    if p.header[H_MAX_TILES] > bound:
+        gain_us = _improve(p, scratch_of(scratch, p), demand, protected, bound, gain_us, tile_us, copy_us, window_us)
+    _record(p, demand, M)
+    return gain_us
+
+
+def _plus_stamp() -> int:
+    """Checksum of the files that hold what the entry calls."""
+    checksum = core_stamp()
+    for name in ("plus_core.py", "plus_bound.py", "plus_copies.py", "plus_flow.py", "plus_layout.py"):
+        checksum = zlib.crc32((Path(__file__).parent / name).read_bytes(), checksum)
+    return checksum
+
+
+def _build(stamp: int) -> Any:
+    """The cached entry; ``stamp`` as in ``core_numba``."""
+
+    @njit(nogil=True, error_model="numpy", cache=True)
+    def plus_entry(
+        buffer: Words,
+        scratch: Words,
+        demand: NDArray[np.int64],
+        protected: NDArray[np.bool_],
+        tile_us: float,
+        copy_us: float,
+        window_us: float,
+    ) -> float:
+        gain_us: float = (
+            _plan_plus(buffer, scratch, demand, protected, tile_us, copy_us, window_us) if stamp >= 0 else np.nan
+        )
+        return gain_us
+
+    return plus_entry
+
+
+plan_plus_core = _build(_plus_stamp())
+
+
+def compile_plus() -> None:
+    """Compiles the entry, or loads it from numba's cache; as ``core_numba.compile_planner``."""
+    if not plan_plus_core.signatures:
+        words, flags = types.Array(types.int32, 1, "C"), types.Array(types.boolean, 1, "C")
+        real = types.float64
+        with plain_indices():
+            plan_plus_core.compile((words, words, types.Array(types.int64, 1, "C"), flags, real, real, real))
+        plan_plus_core.disable_compile()
