@@ -108,7 +108,7 @@ class _Process:
         self._given = given
         self._line = line
         self._clock: Clock = WallClock()
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, markup=False, emoji=False)
         self._host, self._port, self._cluster = rendezvous.place(config.topology, cluster)
         self._secret = read_secret(config.topology.secret_file)
         self._me = f"{_host_id()}/{os.getpid()}/{start_ticks(os.getpid())}/{secrets.token_hex(8)}"
