@@ -89,7 +89,8 @@ def _first_key_twice(text: str) -> tuple[str, int] | None:
         if top is not None:
             top.take(event)
             if top.path is not None:
-                if top.path in seen:
+                # A mapping after one of its keys, dotted, would put that aside without a word.
+                if top.path in seen or any(key.startswith(top.path + ".") for key in seen):
                     return top.path, _line(event)
                 seen.add(top.path)
         if isinstance(event, yaml.CollectionStartEvent):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -24,7 +25,7 @@ async def with_server(program: str) -> Supervisor:
     ours, theirs = socket.socketpair()
     supervisor = Supervisor()
     supervisor._process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, stdin=theirs, start_new_session=True
+        sys.executable, "-c", program, stdin=theirs.fileno(), start_new_session=True
     )
     theirs.close()
     reader, supervisor._writer = await asyncio.open_connection(sock=ours)
@@ -32,12 +33,22 @@ async def with_server(program: str) -> Supervisor:
     return supervisor
 
 
+class Stopping:
+    """Ends what ``with_server`` began."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    async def aclose(self) -> None:
+        await self._supervisor.stop(grace_s=0.0)
+
+
 SAYS_READY = """import os; os.write(0, b'{"ready": 1}\\n'); os.read(0, 65536); """
 
 
 async def _death_during_a_check() -> None:
     supervisor = await with_server(SAYS_READY + "os._exit(1)")
-    async with supervisor:
+    async with contextlib.aclosing(Stopping(supervisor)):
         with pytest.raises(HostError, match="fork server: it ended while it looked at the configuration"):
             await supervisor.check(RunConfig(), timeout_s=600.0)
 
@@ -48,7 +59,7 @@ def test_the_death_of_the_fork_server_ends_a_check() -> None:
 
 async def _killed() -> None:
     supervisor = await with_server(SAYS_READY + "os.kill(os.getpid(), 9)")
-    async with supervisor:
+    async with contextlib.aclosing(Stopping(supervisor)):
         supervisor._expected.add("door-0")
         assert supervisor._writer is not None
         supervisor._writer.write(b"x")
