@@ -13,15 +13,18 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import signal
 import sys
+import threading
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from afore.core.config import RunConfig
+    from afore.models.bundle import Prompt
     from afore.serving.options import LaunchOptions
     from afore.serving.supervisor import Supervisor
 
@@ -36,6 +39,9 @@ LOADING = "loading torch …"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    from afore.core.descriptors import fill_standard_descriptors
+
+    fill_standard_descriptors()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch's store tells each retry with a stack
     from afore.core.errors import AforeError, CheckpointError, ConfigError, HostError, RequestError, RoleLost
@@ -64,13 +70,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     from afore.core.clock import WallClock
-    from afore.serving.options import given_keys, parse
+    from afore.serving.options import given_keys, parse, prepared
 
     started_ns = WallClock().now_ns()
-    options, config = parse(argv)
+    arguments = prepared(argv)
+    options, config = parse(arguments)
     if options.role is not None:
-        return _run_roles(options, config, given_keys(argv))
-    return asyncio.run(_until_signalled(_supervise(options, config, started_ns)))
+        return _run_roles(options, config, given_keys(arguments))
+    prompts: tuple[Prompt, ...] = ()
+    if options.prompts is not None:
+        from afore.serving.demo import read_prompts
+
+        # Before the loop: what reads from a pipe may wait for long, and Ctrl-C works as it does anywhere.
+        prompts = read_prompts(options.prompts, options.max_new_tokens)
+    return asyncio.run(_until_signalled(_supervise(options, config, prompts, started_ns)))
 
 
 def _run_roles(options: LaunchOptions, config: RunConfig, given: frozenset[str]) -> int:
@@ -115,7 +128,7 @@ async def _until_signalled(work: Coroutine[Any, Any, int]) -> int:
         return 0
 
 
-async def _supervise(options: LaunchOptions, config: RunConfig, started_ns: int) -> int:
+async def _supervise(options: LaunchOptions, config: RunConfig, prompts: tuple[Prompt, ...], started_ns: int) -> int:
     """Starts the topology, does what was asked, ends it."""
     from afore.serving.ready import StartProgress, StatusLine
     from afore.serving.supervisor import Supervisor
@@ -123,10 +136,12 @@ async def _supervise(options: LaunchOptions, config: RunConfig, started_ns: int)
     # The fork server imports on one core while this process imports on another.
     with StatusLine() as line:
         async with Supervisor(StartProgress(line).see) as supervisor:
-            return await _serve(options, config, supervisor, started_ns)
+            return await _serve(options, config, prompts, supervisor, started_ns)
 
 
-async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervisor, started_ns: int) -> int:
+async def _serve(
+    options: LaunchOptions, config: RunConfig, prompts: tuple[Prompt, ...], supervisor: Supervisor, started_ns: int
+) -> int:
     from rich.console import Console
 
     from afore.cluster import Cluster
@@ -138,13 +153,12 @@ async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervis
     from afore.serving.ready import ReadyLines, print_address
     from afore.serving.start import running_processes
 
-    console = Console(stderr=options.json == "-", highlight=False)
+    console = Console(stderr=options.json == "-", highlight=False, markup=False, emoji=False)
     clock = WallClock()
-    prompts: tuple[Prompt, ...] = ()
     if options.prompt is not None:
         prompts = (Prompt(id="prompt", domain="", prompt=options.prompt, max_new_tokens=options.max_new_tokens),)
-    elif options.demo or options.prompts is not None:
-        prompts = demo.read_prompts(options.prompts, options.max_new_tokens)
+    elif options.demo and not prompts:
+        prompts = demo.read_prompts(None, options.max_new_tokens)
     if options.json is not None and not prompts:
         raise ConfigError("json", "there is no result to write", "add --demo, --prompts or --prompt")
     if options.json not in (None, "-"):
@@ -196,7 +210,17 @@ async def _serve(options: LaunchOptions, config: RunConfig, supervisor: Supervis
     return EXIT_FAILED if failed else 0
 
 
+def _end(status: int) -> NoReturn:
+    """Ends the process. A thread that was left behind in torch's store would abort it while the interpreter winds down."""
+    if not any(thread.daemon for thread in threading.enumerate()):
+        sys.exit(status)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
     status = main()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: a late Ctrl-C changes no status
-    sys.exit(status)
+    _end(status)

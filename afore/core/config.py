@@ -12,11 +12,20 @@ from typing import Literal
 from afore.core.errors import ConfigError
 from afore.core.topology import Topology, is_loopback
 
+MOST = (1 << 63) - 1
+"""Largest whole number that a message between roles can hold."""
+LONGEST_S = 30 * 86_400.0
+"""Longest deadline: thirty days, beyond which clocks and timers overflow sooner or later."""
 
-def _at_least(section: str, low: float, **values: float | None) -> None:
+
+def _at_least(section: str, low: float, high: float = MOST, /, **values: float | None) -> None:
     for name, value in values.items():
-        if value is not None and not value >= low:
+        if value is None:
+            continue
+        if not value >= low:
             raise ConfigError(f"{section}.{name}", f"{value!r} is below {low:g}", f"give {low:g} or more")
+        if value > high:
+            raise ConfigError(f"{section}.{name}", f"it is above {high:,.15g}", "give less")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +58,7 @@ class CostOptions:
     """Follow what the workers measure; false keeps the seeds, so that a run can be repeated exactly."""
 
     def __post_init__(self) -> None:
-        _at_least("costs", 0, tile_us=self.tile_us, copy_us=self.copy_us, window_us=self.window_us)
+        _at_least("costs", 0, LONGEST_S * 1e6, tile_us=self.tile_us, copy_us=self.copy_us, window_us=self.window_us)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +153,7 @@ class TimeOptions:
         _at_least(
             "times",
             0.001,
+            LONGEST_S,
             join_s=self.join_s,
             control_s=self.control_s,
             step_s=self.step_s,
@@ -168,7 +178,7 @@ class DeviceOptions:
     """Compare each copied expert's checksum with the one taken at load."""
 
     def __post_init__(self) -> None:
-        _at_least("device", 0, emulate_copy_us=self.emulate_copy_us)
+        _at_least("device", 0, LONGEST_S * 1e6, emulate_copy_us=self.emulate_copy_us)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +211,10 @@ class RunConfig:
     """Directory for span files; none writes none."""
     seed: int = 0
     """Seed of everything random that a request does not seed itself."""
+
+    def __post_init__(self) -> None:
+        if not -MOST <= self.seed <= MOST:
+            raise ConfigError("seed", f"it lies beyond ±{MOST}", "give a smaller one")
 
     @property
     def copy_budget(self) -> int:

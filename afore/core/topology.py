@@ -19,6 +19,7 @@ ROLES = (DOOR, SCHEDULER, FFN, ATTENTION, PREFILL)
 
 MAX_LAYERS = 1 << LAYER_BITS
 MAX_WORKERS = 1024
+MAX_SLOTS = 1 << 15
 RENDEZVOUS_PORT = 29513
 """Where roles that are started by hand find each other, unless they are told otherwise."""
 
@@ -55,7 +56,7 @@ class Topology:
             ("ffn", 1, MAX_WORKERS),
             ("prefill", 1, MAX_WORKERS),
             ("microbatches", 1, 1 << MICROBATCH_BITS),
-            ("redundant_slots", 0, 1 << 15),
+            ("redundant_slots", 0, MAX_SLOTS),
         ):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -68,9 +69,10 @@ class Topology:
                     f"{len(per_worker)} values for {self.ffn} FFN workers",
                     "give one value for each FFN worker, or use redundant_slots",
                 )
-            if any(isinstance(r, bool) or not isinstance(r, int) or r < 0 for r in per_worker):
+            if any(isinstance(r, bool) or not isinstance(r, int) or not 0 <= r <= MAX_SLOTS for r in per_worker):
                 raise ConfigError(
-                    "topology.redundant_slots_per_worker", f"{per_worker!r} has a negative or broken value"
+                    "topology.redundant_slots_per_worker",
+                    f"one value is not a whole number from 0 to {MAX_SLOTS}",
                 )
 
     def _check_rendezvous(self) -> None:
@@ -112,9 +114,20 @@ def split_address(address: str) -> tuple[str, int]:
     """``127.0.0.1:29513`` or ``[::1]:29513`` as (host, port). Raises ``ConfigError``."""
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not (port.isascii() and port.isdecimal()) or not 1 <= int(port) <= 65535:
-        raise ConfigError("topology.rendezvous", f"{address!r} is no HOST:PORT", f"such as 127.0.0.1:{RENDEZVOUS_PORT}")
+    digits = port.isascii() and port.isdecimal() and len(port) <= 5
+    if not colon or not is_host(host) or not digits or not 1 <= int(port) <= 65535:
+        shown = address if len(address) <= 80 else address[:77] + "…"
+        raise ConfigError("topology.rendezvous", f"{shown!r} is no HOST:PORT", f"such as 127.0.0.1:{RENDEZVOUS_PORT}")
     return host, int(port)
+
+
+def is_host(host: str) -> bool:
+    """Whether ``host`` can be an address or a name at all: no empty or overlong part, nothing that no name has."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return bool(host) and "\0" not in host
 
 
 def is_loopback(host: str) -> bool:

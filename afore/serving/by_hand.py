@@ -35,7 +35,7 @@ from afore.core.errors import (
 from afore.core.topology import DOOR, FFN, ROLES, SCHEDULER, member_name
 from afore.serving import rendezvous
 from afore.serving.checks import check, check_shared_memory, describe_kernels, describe_memory
-from afore.serving.client import DOOR_GONE, Client
+from afore.serving.client import DOOR_GONE, HUB, Client
 from afore.serving.http.listen import check_listen
 from afore.serving.identity import ClusterIdentity, flat, model_digest, read_secret
 from afore.serving.ranks import Claim, claiming
@@ -116,7 +116,7 @@ class _Process:
         self._given = given
         self._line = line
         self._clock: Clock = WallClock()
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, markup=False, emoji=False)
         self._host, self._port, self._cluster = rendezvous.place(config.topology, cluster)
         self._secret = read_secret(config.topology.secret_file)
         self._me = f"{_host_id()}/{os.getpid()}/{start_ticks(os.getpid())}/{secrets.token_hex(8)}"
@@ -157,7 +157,14 @@ class _Process:
                 waiting=self._line.say if door is None else _nothing,
             )
             self._check(identity)
-            await self._serve(store, identity, door)
+            try:
+                await self._serve(store, identity, door)
+            except PeerLost as error:
+                if isinstance(error, RoleLost) or error.peer != HUB:
+                    raise
+                # A channel breaks before anybody has said why: the hub lives in the door.
+                reason = "it ended, or does not serve any more"
+                raise RoleLost(member_name(DOOR, 0), reason, "see its shell; start the topology again") from error
 
     async def _open(self, stack: contextlib.AsyncExitStack) -> ShmFabric:
         """The door's part: looks at everything first, then opens the rendezvous."""

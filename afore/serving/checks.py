@@ -43,7 +43,7 @@ def check(config: RunConfig) -> None:
         try:
             Path(config.trace).mkdir(parents=True, exist_ok=True)
             usable = bool(config.trace) and os.access(config.trace, os.W_OK)
-        except OSError:
+        except (OSError, ValueError):
             usable = False
         if not usable:
             raise ConfigError("trace", f"{config.trace!r} is no directory that can be written", "give another")

@@ -26,6 +26,8 @@ from afore.models.bundle import Prompt, bundled_prompts
 
 SHOWN_PER_DOMAIN = 1
 SHOWN_MOST = 4
+PROMPTS_LIMIT = 64 << 20
+"""Longest file of prompts, in bytes."""
 LAPTOP = (
     "On one machine these figures show that the mechanism works (loads even out, copies run under earlier targets, tokens stay the"
     " same); they say nothing of throughput on GPUs, where experts are a thousand times larger and workers do not share cores."
@@ -74,7 +76,13 @@ def read_prompts(path: str | None, max_new_tokens: int) -> tuple[Prompt, ...]:
     if path is None:
         return bundled_prompts()
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        with open(path, "rb") as file:
+            raw = file.read(PROMPTS_LIMIT + 1)
+        if len(raw) > PROMPTS_LIMIT:
+            raise ConfigError(
+                "prompts", f"{path} is longer than {PROMPTS_LIMIT >> 20} MiB", "give a shorter JSONL file"
+            )
+        lines = raw.decode("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("prompts", f"{path} cannot be read: {why_not(error)}", "give a JSONL file") from error
     prompts = []

@@ -10,11 +10,15 @@ from afore.core.errors import ConfigError
 
 SIZE_LIMIT = 1 << 20
 DEPTH_LIMIT = 16
+LONGEST_NUMBER = 40
+MERGE = "<<"
+"""The key by which YAML takes another mapping's keys over."""
 BOM = b"\xef\xbb\xbf"
 
 
-def check_file(option: str, path: str) -> None:
-    """Refuses a file that is not there, no text, not YAML, nested too deeply, or that gives a key twice.
+def read_file(option: str, path: str) -> str:
+    """The text of a YAML file. Refuses one that is not there, no text, not YAML, nested too deeply, or that gives a key twice;
+    and what no option needs: anchors, tags, keys that are no plain text, several documents.
 
     Raises ``ConfigError`` with ``option`` as its field, naming the file and, where there is one, the key.
     """
@@ -32,6 +36,10 @@ def check_file(option: str, path: str) -> None:
             raw = stream.read(SIZE_LIMIT + 1)
     except OSError as error:
         raise refuse(f"cannot be read: {error.strerror}", "give a YAML file") from error
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(option, f"{path!r} is no path: {error}", "give a YAML file") from error
     if len(raw) > SIZE_LIMIT:
         raise refuse(f"is longer than {SIZE_LIMIT:,} bytes", "give a YAML file")
     if raw.startswith(BOM):
@@ -46,40 +54,65 @@ def check_file(option: str, path: str) -> None:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" in line {mark.line + 1}"
         raise refuse(f"is not YAML: {getattr(error, 'problem', None) or 'unreadable'}{where}", "mend it") from None
-    except _TooDeep:
-        raise refuse(f"is nested deeper than {DEPTH_LIMIT} levels", "nothing here needs that") from None
+    except _Unneeded as unneeded:
+        raise refuse(str(unneeded), "nothing here needs that") from None
     if twice is not None:
         key, line = twice
         raise refuse(f"gives {key} twice, again in line {line}", "keep one of them")
+    return text
 
 
-class _TooDeep(Exception):
-    """More levels than any option has."""
+class _Unneeded(Exception):
+    """What YAML has and no option needs."""
 
 
 def _first_key_twice(text: str) -> tuple[str, int] | None:
-    """The first key that its mapping has already, dotted, and its line. Reads events only, so depth costs no recursion."""
-    # For each open collection: the keys seen (none for a sequence), whether a key is due, and the current key.
+    """The first key that was given already, dotted, and its line; ``a: {b: 1}`` and ``a.b: 1`` give the same key.
+
+    Reads events only, so depth costs no recursion, and nothing is built of what the text asks for. Raises ``_Unneeded``.
+    """
     stack: list[_Open] = []
+    seen: set[str] = set()
+    documents = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             stack.pop()
             continue
+        if isinstance(event, yaml.DocumentStartEvent):
+            documents += 1
+            if documents > 1:
+                raise _Unneeded(f"holds a second document from line {_line(event)} on")
         if not isinstance(event, yaml.NodeEvent):
             continue
-        if stack and stack[-1].is_mapping:
-            top = stack[-1]
-            top.key_due = not top.key_due
-            if not top.key_due and isinstance(event, yaml.ScalarEvent):
-                top.key = event.value
-                if top.key in top.seen:
-                    return ".".join(part.key for part in stack if part.is_mapping), _line(event)
-                top.seen.add(top.key)
+        _refuse_unneeded(event)
+        top = stack[-1] if stack else None
+        if top is not None:
+            top.take(event)
+            if top.path is not None:
+                # A mapping after one of its keys, dotted, would put that aside without a word.
+                if top.path in seen or any(key.startswith(top.path + ".") for key in seen):
+                    return top.path, _line(event)
+                seen.add(top.path)
         if isinstance(event, yaml.CollectionStartEvent):
             if len(stack) >= DEPTH_LIMIT:
-                raise _TooDeep
-            stack.append(_Open(isinstance(event, yaml.MappingStartEvent)))
+                raise _Unneeded(f"is nested deeper than {DEPTH_LIMIT} levels")
+            within = "" if top is None else top.key + "."
+            stack.append(_Open(isinstance(event, yaml.MappingStartEvent), within))
     return None
+
+
+def _refuse_unneeded(event: yaml.NodeEvent) -> None:
+    # A few lines of aliases stand for more values than there is memory; a tag may name any Python object.
+    if event.anchor is not None:
+        raise _Unneeded(f"has an anchor or alias ({event.anchor}) in line {_line(event)}")
+    if getattr(event, "tag", None) is not None:
+        raise _Unneeded(f"has a tag in line {_line(event)}")
+    if isinstance(event, yaml.ScalarEvent) and len(event.value) > LONGEST_NUMBER and _is_digits(event.value):
+        raise _Unneeded(f"has a number of {len(event.value):,} digits in line {_line(event)}")
+
+
+def _is_digits(text: str) -> bool:
+    return text.strip("+-").replace("_", "").isdecimal()
 
 
 def _line(event: yaml.Event) -> int:
@@ -90,8 +123,22 @@ def _line(event: yaml.Event) -> int:
 class _Open:
     """A collection whose end has not come."""
 
-    def __init__(self, is_mapping: bool) -> None:
-        self.is_mapping = is_mapping
-        self.seen: set[str] = set()
+    def __init__(self, is_mapping: bool, within: str) -> None:
+        self._is_mapping = is_mapping
+        self._within = within
+        self._count = 0
         self.key = ""
-        self.key_due = True
+        """What is due or was last, dotted from the top; elements of a sequence by number."""
+        self.path: str | None = None
+        """The same where the last event was a key."""
+
+    def take(self, event: yaml.NodeEvent) -> None:
+        """The next event that belongs to it directly."""
+        self._count += 1
+        self.path = None
+        if not self._is_mapping:
+            self.key = f"{self._within}[{self._count}]"
+        elif self._count % 2:
+            if not isinstance(event, yaml.ScalarEvent) or event.value == MERGE:
+                raise _Unneeded(f"has a key that is no plain text in line {_line(event)}")
+            self.key = self.path = self._within + event.value

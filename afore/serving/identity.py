@@ -154,6 +154,8 @@ def read_secret(path: str | None) -> bytes | None:
         mode, secret = file.stat().st_mode, file.read_bytes().strip()
     except OSError as error:
         raise ConfigError("topology.secret_file", f"{path} cannot be read: {error.strerror}", "give a file") from error
+    except ValueError as error:
+        raise ConfigError("topology.secret_file", f"{path!r} is no path: {error}", "give a file") from error
     if mode & 0o077:
         raise HostError(path, "other users may read this secret", f"chmod 600 {path}")
     if len(secret) < SECRET_LEAST:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -18,11 +19,11 @@ from typing import Any, Literal, NoReturn
 import jsonargparse
 import yaml
 
-from afore.core.config import RunConfig
+from afore.core.config import MOST, RunConfig
 from afore.core.errors import ConfigError
-from afore.core.topology import ROLES, Topology
+from afore.core.topology import DOOR, MAX_WORKERS, ROLES, SCHEDULER, Topology
 from afore.core.version import VERSION
-from afore.serving.files import check_file
+from afore.serving.files import read_file
 
 EXAMPLE = """examples:
   python -m afore.launch --demo                      answer the bundled prompts, print the table, end
@@ -80,6 +81,9 @@ class LaunchOptions:
                     near = difflib.get_close_matches(role, ROLES, n=1)
                     hint = f"did you mean {near[0]}? " if near else ""
                     raise ConfigError("role", f"{role!r} is not a role", f"{hint}roles: {', '.join(ROLES)}")
+            for role in (DOOR, SCHEDULER):
+                if self.roles.count(role) > 1:
+                    raise ConfigError("role", f"{role} is given twice and a cluster has one", "leave out one of them")
             if self.demo or self.prompt is not None or self.prompts is not None:
                 raise ConfigError("role", "one role cannot run --demo, --prompt or --prompts", "leave out --role")
         if self.rank is not None:
@@ -87,12 +91,18 @@ class LaunchOptions:
                 raise ConfigError("rank", "only one single --role has a rank", "leave it out")
             if self.rank < 0:
                 raise ConfigError("rank", f"{self.rank} is negative", "ranks count from 0")
+            if self.rank > 0 and self.roles[0] in (DOOR, SCHEDULER):
+                raise ConfigError("rank", f"{self.roles[0]} has rank 0 alone, not {self.rank}", "leave it out")
+            if self.rank >= MAX_WORKERS:
+                raise ConfigError("rank", f"{self.rank} is beyond any topology", f"give one below {MAX_WORKERS}")
         if self.prompt is not None and (self.demo or self.prompts is not None):
             raise ConfigError("prompt", "it excludes --demo and --prompts", "give one of them")
         if self.prompt == "":
             raise ConfigError("prompt", "it is empty", "write some text")
         if self.max_new_tokens < 1:
             raise ConfigError("max_new_tokens", f"{self.max_new_tokens} is below 1", "ask for at least 1")
+        if self.max_new_tokens > MOST:
+            raise ConfigError("max_new_tokens", f"{self.max_new_tokens} is above {MOST}", "ask for fewer")
         if self.cluster is not None and not re.fullmatch(r"[A-Za-z0-9_]{1,24}", self.cluster):
             raise ConfigError("cluster", f"{self.cluster!r} is not 1 to 24 letters, digits or _")
 
@@ -220,45 +230,80 @@ def build_parser() -> _Parser:
     return parser
 
 
-def _check_files(arguments: Sequence[str]) -> None:
-    """Looks at every file that the arguments name, and at the topology file that a configuration names, before they are read."""
-    following = [*arguments[1:], ""][: len(arguments)]
-    for argument, after in zip(arguments, following, strict=True):
+def prepared(argv: Sequence[str] | None = None) -> list[str]:
+    """The arguments as the parser takes them, after a look at every file that they name, and at the topology file that a
+    configuration names. What can be read only once, such as a pipe, is put in place of its name. Raises ``ConfigError``.
+    """
+    arguments = [_underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    for number, argument in enumerate(arguments):
         option, equals, value = argument.partition("=")
-        if option not in ("--config", "--topology"):
+        if option not in ("--config", "--topology") or not (equals or number + 1 < len(arguments)):
             continue
-        path = value if equals else after
+        path = value if equals else arguments[number + 1]
         # Fields may also be given in place, as YAML.
         if not path or path.startswith("{"):
             continue
-        check_file(option.removeprefix("--"), path)
-        if option == "--config":
-            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-            topology = content.get("topology") if isinstance(content, dict) else None
-            if isinstance(topology, str):
-                check_file("topology", str(Path(path).parent / topology))
+        name = option.removeprefix("--")
+        text = read_file(name, path)
+        once = not Path(path).is_file()
+        # As text alone: what a value means is the parser's to say.
+        content = yaml.load(text, yaml.BaseLoader)
+        topology = content.get("topology") if name == "config" and isinstance(content, dict) else None
+        if isinstance(topology, str):
+            read_file("topology", topology if once else str(Path(path).parent / topology))
+        if once:
+            in_place = _in_place(name, path, text)
+            arguments[number + (not equals)] = f"{option}={in_place}" if equals else in_place
+    return arguments
+
+
+def _in_place(option: str, path: str, text: str) -> str:
+    """A mapping in one line, as an argument has it."""
+    try:
+        content = yaml.safe_load(text)
+        if not isinstance(content, dict):
+            raise ConfigError(option, f"{path} holds no mapping", "write option: value, one a line")
+        return json.dumps(content)
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise ConfigError(option, f"{path} holds what no option takes: {' '.join(str(error).split())}") from error
 
 
 def parse(argv: Sequence[str] | None = None) -> tuple[LaunchOptions, RunConfig]:
     """Options and run configuration from the command line. Raises ``ConfigError`` naming the key."""
-    parser = build_parser()
-    arguments = [_underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)]
-    _check_files(arguments)
+    arguments = prepared(argv)
     try:
-        values = parser.parse_args(arguments)
+        values = build_parser().parse_args(arguments)
+    except ConfigError:
+        raise
     except (
         TypeError,
-        UnicodeDecodeError,
+        ValueError,
         RecursionError,
         OverflowError,
+        yaml.YAMLError,
     ) as error:  # what it lets through of a broken file
         raise ConfigError("config", " ".join(str(error).split()) or type(error).__name__, "see --help") from error
     values.pop("config", None)
-    parts = parser.instantiate(values)
+    parts = build_parser().instantiate(values)
     launch_names = {field.name for field in dataclasses.fields(LaunchOptions)}
     given = {name: getattr(parts, name) for name in launch_names}
     run = {field.name: getattr(parts, field.name) for field in dataclasses.fields(RunConfig)}
-    return LaunchOptions(**given), RunConfig(**run)
+    options, config = LaunchOptions(**given), RunConfig(**run)
+    for part in (options, config):
+        _refuse_null_characters(part, "")
+    return options, config
+
+
+def _refuse_null_characters(part: Any, prefix: str) -> None:
+    """No text of an option may hold what ends a name for the operating system."""
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if dataclasses.is_dataclass(value):
+            _refuse_null_characters(value, f"{prefix}{field.name}.")
+        elif isinstance(value, str) and "\0" in value:
+            raise ConfigError(prefix + field.name, f"{value!r} holds a null character", "leave it out")
 
 
 def given_keys(argv: Sequence[str] | None = None) -> frozenset[str]:
@@ -266,8 +311,7 @@ def given_keys(argv: Sequence[str] | None = None) -> frozenset[str]:
     leaves out is meant to be the default. To be called after ``parse`` has accepted the same arguments.
     """
     parser = build_parser()
-    arguments = [_underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)]
-    given = set(vars(parser.parse_args(arguments, defaults=False).as_flat()))
+    given = set(vars(parser.parse_args(prepared(argv), defaults=False).as_flat()))
     if "topology.__path__" in given:
         given |= {f"topology.{field.name}" for field in dataclasses.fields(Topology)}
     return frozenset(given & set(_keys(RunConfig)))

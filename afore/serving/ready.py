@@ -136,7 +136,7 @@ def waiting_for(counts: Mapping[str, int], status: Status) -> str:
 
 def print_address(url: str, config: RunConfig, console: Console) -> None:
     """Where the door listens, and a command that asks it something."""
-    console.print(f"serving {model_name(config)} at {url}; Ctrl-C ends it. Try:", soft_wrap=True)
+    console.print(f"serving {model_name(config)} at {url}; Ctrl-C ends it. Try:", markup=False, soft_wrap=True)
     console.print(curl_line(url, config), markup=False, highlight=False, soft_wrap=True)
 
 

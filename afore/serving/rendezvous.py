@@ -82,7 +82,7 @@ class Store:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, UnicodeError) as error:
             raise PeerLost(where, "nobody listens there", "start the role door of that cluster") from error
 
         def make() -> TCPStore:
@@ -143,7 +143,7 @@ class Host:
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             return cls(socket.create_server((host, port), family=family, backlog=512))
-        except socket.gaierror as error:
+        except (socket.gaierror, UnicodeError) as error:
             raise ConfigError(
                 "topology.rendezvous", f"{host} is no address of this machine", "use 127.0.0.1"
             ) from error

@@ -16,7 +16,7 @@ from afore.core.errors import DeadlineExceeded, PeerLost, RoleLost, TransportErr
 from afore.core.topology import member_name
 from afore.serving.client import Client
 from afore.serving.spec import HUB_ADDRESS, ProcessSpec
-from afore.serving.supervisor import Exit, Supervisor
+from afore.serving.supervisor import ZYGOTE, Exit, Supervisor
 from afore.transport.shm import ShmFabric
 
 EXIT_REPORT_S = 0.5
@@ -96,6 +96,8 @@ async def _explained(lost: RoleLost, supervisor: Supervisor) -> RoleLost:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(EXIT_REPORT_S):
             exit_ = await supervisor.exit_of(lost.role)
+            if exit_.name == ZYGOTE:
+                return RoleLost(ZYGOTE, exit_.reason, lost.hint)
             if exit_.status < 0:
                 return RoleLost(lost.role, f"{exit_.reason} (pid {supervisor.pids.get(lost.role, '?')})", lost.hint)
     return lost

@@ -112,11 +112,23 @@ class Supervisor:
         assert self._writer is not None
         self._writer.write(json.dumps({"check": config_to_json(config)}).encode() + b"\n")
         async with deadline(timeout_s * 1e6, peer=ZYGOTE, operation="checking the configuration"):
-            answer = await self._checked.get()
+            answer = await self._answer()
         if "refused" in answer:
             kind, *parts = answer["refused"]
             raise _REFUSALS[kind](*parts)
         return list(answer["memory"])
+
+    async def _answer(self) -> dict[str, Any]:
+        """What the check found. Raises ``HostError`` where the fork server ends instead."""
+        assert self._reports is not None
+        answer = asyncio.create_task(self._checked.get())
+        try:
+            await asyncio.wait({answer, self._reports}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise HostError(ZYGOTE, "it ended while it looked at the configuration", "its message stands above")
+            return await answer
+        finally:
+            answer.cancel()
 
     async def _imported(self, timeout_s: float) -> None:
         """Returns once the fork server can fork. Raises ``HostError`` where it ends, or stands still for ``timeout_s``.
@@ -156,10 +168,11 @@ class Supervisor:
         return self._exits[0]
 
     async def exit_of(self, name: str) -> Exit:
-        """Returns when that process has ended."""
+        """Returns when that process has ended. Where the fork server ended before it, and took it along, its end is the answer."""
+        names = (name, ZYGOTE)
         async with self._changed:
-            await self._changed.wait_for(lambda: any(exit_.name == name for exit_ in self._exits))
-        return next(exit_ for exit_ in self._exits if exit_.name == name)
+            await self._changed.wait_for(lambda: any(exit_.name in names for exit_ in self._exits))
+        return next(exit_ for exit_ in self._exits if exit_.name in names)
 
     async def all_exited(self) -> None:
         """Returns when every process has ended."""
@@ -217,6 +230,9 @@ class Supervisor:
                     self.pids[report["forked"]] = report["pid"]
                 else:
                     await self._ended(Exit(report["exited"], report["status"]))
+        if self._process is not None and self._expected:
+            # Nobody asked it to end.
+            await self._ended(Exit(ZYGOTE, await self._process.wait()))
         for name in sorted(self._expected):
             await self._ended(Exit(name, -signal.SIGKILL))
 

@@ -162,6 +162,12 @@ def _check(data: dict[str, Any]) -> dict[str, Any]:
         return {"refused": ["CheckpointError", error.path, error.problem, error.remedy]}
     except HostError as error:
         return {"refused": ["HostError", error.resource, error.problem, error.remedy]}
+    except Exception as error:
+        # Whatever else it is, it comes from what was given; without an answer the launcher would wait for one.
+        problem = f"it cannot be checked: {type(error).__name__}: {' '.join(str(error).split())}"
+        return {
+            "refused": ["ConfigError", "configuration", problem, "leave out what is not needed, one option at a time"]
+        }
 
 
 class _Terminated(Exception):

@@ -11,9 +11,11 @@ from rich.console import Console
 
 from afore.cluster import Token
 from afore.core.clock import WallClock
-from afore.core.errors import PromptTooLong, RoleLost
+from afore.core.config import RunConfig, ServeOptions
+from afore.core.errors import ConfigError, PromptTooLong, RoleLost
 from afore.models.bundle import Prompt
 from afore.serving import demo
+from afore.serving.ready import print_address
 
 
 class Cluster:
@@ -62,3 +64,15 @@ async def test_an_answer_that_was_cut_off_says_so() -> None:
     assert demo.limit_note(await demo.answer_one(Cluster(), prompt("one"))) == ""
     with pytest.raises(PromptTooLong):
         await demo.answer_one(Cluster(), prompt("much too long"))
+
+
+def test_text_of_the_user_is_printed_as_it_is() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    print_address("http://127.0.0.1:1", RunConfig(serve=ServeOptions(served_model_name="org/[/x]")), console)
+    assert isinstance(console.file, io.StringIO)
+    assert "serving org/[/x] at http://127.0.0.1:1" in console.file.getvalue()
+
+
+def test_an_endless_file_of_prompts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="prompts: /dev/zero is longer than 64 MiB"):
+        demo.read_prompts("/dev/zero", 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from afore.core.errors import ConfigError
 from afore.core.version import VERSION
 from afore.serving.files import _first_key_twice
-from afore.serving.options import given_keys, parse
+from afore.serving.options import given_keys, parse, prepared
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,14 @@ from afore.serving.options import given_keys, parse
         (b"attentoin: 1\n", ["attentoin", "did you mean topology.attention"]),
         (b"attention: many\n", ["topology.attention", "'many' is not a whole number"]),
         (b"fabric: quark\n", ["topology.fabric", "one of auto, shm, loopback"]),
+        (b"? [a]\n: b\n", ["key that is no plain text", "line 1"]),
+        (b"ffn: !!python/name:os.system\n", ["has a tag in line 1"]),
+        (b"ffn: 1\n---\nffn: 2\n", ["second document from line 2"]),
+        (b"ffn: " + b"1" * 5000 + b"\n", ["number of 5,000 digits"]),
+        (b"a: &a [x, x]\nb: &b [*a, *a]\n", ["anchor or alias (a) in line 1"]),
+        (b"<<: {ffn: 1}\n", ["key that is no plain text"]),
+        (b'secret_file: "a\\0b"\n', ["topology.secret_file", "null character"]),
+        (b"redundant_slots_per_worker: [1, 1, 1, 99999999999999999999999]\n", ["per_worker", "from 0 to"]),
     ],
     ids=lambda value: "" if isinstance(value, bytes) else value[0],
 )
@@ -59,6 +69,19 @@ def test_a_broken_topology_file_is_refused_in_one_line(tmp_path: Path, content: 
         (["--rank", "x"], "rank: 'x' is not a whole number or null; "),
         (["--serve.max_body_bytes", "x"], "serve.max_body_bytes: 'x' is not a whole number; "),
         (["--times.join_s", "x"], "times.join_s: 'x' is not a number; "),
+        (["--role", "door,door"], "role: door is given twice and a cluster has one; "),
+        (["--role", "ffn,scheduler,scheduler"], "role: scheduler is given twice and a cluster has one; "),
+        (["--role", "door", "--rank", "5"], "rank: door has rank 0 alone, not 5; "),
+        (["--role", "ffn", "--rank", "1" * 30], "rank: "),
+        (["--rendezvous", "127.0.0.1:" + "1" * 5000], "topology.rendezvous: '127.0.0.1:111"),
+        (["--rendezvous", "a" * 70 + ":80"], "topology.rendezvous: 'aaaa"),
+        (["--times.join_s", "1e300"], "times.join_s: it is above 2,592,000; "),
+        (["--costs.copy_us", "1e300"], "costs.copy_us: it is above "),
+        (["--device.emulate_copy_us", "1e300"], "device.emulate_copy_us: it is above "),
+        (["--planner.tile_tokens", "1" * 25], "planner.tile_tokens: it is above "),
+        (["--batch.max_waiting", "1" * 25], "batch.max_waiting: it is above "),
+        (["--seed", "1" * 25], "seed: it lies beyond "),
+        (["--max-new-tokens", "1" * 25], "max_new_tokens: "),
         (["--rendezvous", "here"], "topology.rendezvous: 'here' is no HOST:PORT; "),
     ],
 )
@@ -66,6 +89,42 @@ def test_a_wrong_option_is_refused_by_name(arguments: list[str], message: str) -
     with pytest.raises(ConfigError) as refused:
         parse(arguments)
     assert str(refused.value).startswith(message)
+
+
+def test_a_key_given_dotted_and_nested_is_given_twice(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    for text in ("topology.ffn: 3\ntopology:\n  ffn: 2\n", "topology:\n  ffn: 2\ntopology.ffn: 3\n"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=r"gives topology(\.ffn)? twice, again in line [23]"):
+            parse(["--config", str(file)])
+    file.write_text("topology.ffn: 3\ntopology:\n  attention: 1\n")
+    with pytest.raises(ConfigError, match="gives topology twice, again in line 2"):
+        parse(["--config", str(file)])
+
+
+def test_a_null_character_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    for text, key in (('trace: "a\\0b"', "trace"), ('topology: "a\\0b"', "topology"), ('json: "a\\0b"', "json")):
+        file.write_text(text + "\n")
+        with pytest.raises(ConfigError) as refused:
+            parse(["--config", str(file)])
+        assert refused.value.field == key
+
+
+def test_what_can_be_read_once_is_read_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for option, text in (("--config", "policy: static\ntopology:\n  ffn: 3\n"), ("--topology", "ffn: 3\n")):
+        writer = threading.Thread(target=pipe.write_text, args=(text,), daemon=True)
+        writer.start()
+        arguments = prepared([option, str(pipe)])
+        writer.join()
+        assert parse(arguments)[1].topology.ffn == 3
+        assert "topology.ffn" in given_keys(arguments)
+
+
+def test_a_duration_may_last_thirty_days() -> None:
+    assert parse(["--times.join_s", str(30 * 86400)])[1].times.join_s == 30 * 86400
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,8 @@ def listen(options: ServeOptions) -> socket.socket:
         listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except socket.gaierror as error:
         raise ConfigError("serve.host", f"{options.host} is no address of this machine ({error.strerror})") from None
+    except UnicodeError:
+        raise ConfigError("serve.host", f"{options.host!r} is no name of a host") from None
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise ConfigError(
