@@ -20,6 +20,9 @@ for fd in (0, 1, 2):
     assert os.readlink(f"/proc/self/fd/{fd}") == links.get(fd, os.devnull), fd
     assert os.get_inheritable(fd), fd
 assert socket.socket().fileno() > 2
+for name in ("stdin", "stdout", "stderr"):
+    assert getattr(__import__("sys"), name) is not None
+print("said", flush=True)
 raise SystemExit(40 + len(before))
 """
 
