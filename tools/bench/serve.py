@@ -9,26 +9,29 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from afore.core.clock import WallClock
 from afore.core.config import RunConfig
-from afore.core.errors import ConfigError, RoleLost
+from afore.core.errors import AforeError, ConfigError, HostError, RoleLost
 from afore.serving.demo import check_writable
 from afore.tools.bench import report
+from afore.tools.bench.arrivals import Arrival, check_schedule, check_sizes, draw_arrivals_s, read_arrivals
+from afore.tools.bench.files import write_whole
 from afore.tools.bench.latency import Record, summarise
 from afore.tools.bench.load import Load
 from afore.tools.bench.local_cluster import LocalCluster, local_cluster
 from afore.tools.bench.machine import cpu_by_role, cpu_seconds, machine_facts
 from afore.tools.bench.openai_client import OpenAIClient, ServerFacts
 from afore.tools.bench.options import ServeBenchOptions, effective, parse
-from afore.tools.bench.plot import draw_latencies, plot_library
+from afore.tools.bench.plot import check_plot, draw_latencies
 from afore.tools.bench.prompts import PromptText, read_prompts
 from afore.tools.bench.signals import until_signalled
 from afore.tools.bench.workload import Workload, from_rate, from_trace
+from afore.tools.ending import flush_output, lose_output
 from afore.tools.span_table import SpanTable, build
 from afore.tools.trace_files import open_directory
 
@@ -67,8 +70,10 @@ def main(argv: Sequence[str]) -> int:
         if (path := getattr(options, name)) is not None:
             _check_writable(name, path)
     if options.plot is not None:
-        plot_library()
+        check_plot(options.plot)
+    # Before the loop, where Ctrl-C ends a pipe that nobody writes to; and before a cluster is started for nothing.
     prompts = read_prompts(options.prompts)
+    arrivals = _arrivals(options)
     if options.against:
         from afore.tools.bench import against
 
@@ -82,16 +87,44 @@ def main(argv: Sequence[str]) -> int:
             directory = config.trace or stack.enter_context(tempfile.TemporaryDirectory(prefix="afore-bench-"))
             config = dataclasses.replace(config, trace=directory)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            outcome = runner.run(until_signalled(_measure(options, config, prompts, run)))
+            outcome = runner.run(until_signalled(_measure(options, config, prompts, arrivals, run)))
         run.interrupted = outcome is None
         if directory is not None and run.records:
-            files, problems = open_directory(Path(directory))
-            run.spans = build(files, since_ns=run.began_ns, until_ns=run.ended_ns)
-            run.notes += [problem for file in files for problem in file.problems()] + problems
+            _read_spans(Path(directory), run)
     return _conclude(options, config, run)
 
 
-async def _measure(options: ServeBenchOptions, config: RunConfig, prompts: Sequence[PromptText], run: Run) -> bool:
+def _arrivals(options: ServeBenchOptions) -> tuple[Arrival, ...] | None:
+    """Those of the trace. Raises ``ConfigError`` where times, drawn or read, are beyond what can be waited for."""
+    if options.arrivals is None:
+        if not options.against:
+            drawn_s = draw_arrivals_s(
+                options.num_prompts, options.request_rate, burstiness=options.burstiness, seed=options.seed
+            )
+            check_schedule("request-rate", drawn_s[-1])
+        return None
+    arrivals = read_arrivals(options.arrivals, options.num_prompts)
+    check_schedule("time-scale", arrivals[-1].at_s * options.time_scale)
+    return arrivals
+
+
+def _read_spans(directory: Path, run: Run) -> None:
+    """What was measured is worth more than its spans: where they cannot be read, a note says so."""
+    try:
+        files, problems = open_directory(directory)
+        run.spans = build(files, since_ns=run.began_ns, until_ns=run.ended_ns)
+        run.notes += [problem for file in files for problem in file.problems()] + problems
+    except (AforeError, OSError) as error:
+        run.notes.append(f"no spans: {error}")
+
+
+async def _measure(
+    options: ServeBenchOptions,
+    config: RunConfig,
+    prompts: Sequence[PromptText],
+    arrivals: Sequence[Arrival] | None,
+    run: Run,
+) -> bool:
     clock = WallClock()
     try:
         async with (
@@ -105,7 +138,7 @@ async def _measure(options: ServeBenchOptions, config: RunConfig, prompts: Seque
             ) as client,
         ):
             run.server = await client.describe()
-            workload = await _workload(options, prompts, client, run.server)
+            workload = await _workload(options, prompts, arrivals, client, run.server)
             run.notes += workload.notes
             await _warm_up(client, workload, clock, options.warmup)
             print(f"sending {len(workload.planned)} requests to {client.url} …", file=sys.stderr, flush=True)
@@ -133,9 +166,13 @@ async def _server(
 
 
 async def _workload(
-    options: ServeBenchOptions, prompts: Sequence[PromptText], client: OpenAIClient, server: ServerFacts
+    options: ServeBenchOptions,
+    prompts: Sequence[PromptText],
+    arrivals: Sequence[Arrival] | None,
+    client: OpenAIClient,
+    server: ServerFacts,
 ) -> Workload:
-    if options.arrivals is None:
+    if arrivals is None:
         return from_rate(
             prompts,
             count=options.num_prompts,
@@ -145,9 +182,7 @@ async def _workload(
             max_tokens=options.max_tokens,
             default_tokens=DEFAULT_TOKENS,
         )
-    from afore.tools.bench.arrivals import read_arrivals
-
-    arrivals = read_arrivals(options.arrivals, options.num_prompts)
+    check_sizes(arrivals, max_model_len=server.max_model_len, max_tokens=options.max_tokens)
     few = prompts[: max(options.num_prompts, 32)]
     return from_trace(
         arrivals,
@@ -214,18 +249,64 @@ def _conclude(options: ServeBenchOptions, config: RunConfig, run: Run) -> int:
     }
     if run.spans is not None:
         result["spans"] = dataclasses.asdict(run.spans)
+    # The report first: a file that cannot be written costs that file, not the measurement. A reader who went away is told
+    # last (``BrokenPipeError``), for files do not depend on him.
+    with contextlib.ExitStack() as behind:
+        unwritten = 0
+        try:
+            _report(options, result, run)
+        except BrokenPipeError as gone:
+            behind.callback(_raise, gone)
+        except HostError as error:
+            unwritten += _failed(error)
+        for path, write in _files(options, records, run.began_ns):
+            try:
+                write(path)
+            except HostError as error:
+                unwritten += _failed(error)
+        if run.died:
+            print(f"bench: the server died: {run.died}; figures are of what came before", file=sys.stderr)
+        nothing = not result["completed"] and not run.interrupted
+        return 1 if run.died or unwritten or nothing else 0
+
+
+def _report(options: ServeBenchOptions, result: dict[str, Any], run: Run) -> None:
+    """Raises ``BrokenPipeError``, or ``HostError`` where standard output cannot be written."""
+    try:
+        if options.json:
+            print(json.dumps(_without_secrets(result)))
+        else:
+            report.show(result, run.spans)
+    except BrokenPipeError:
+        raise
+    except SystemExit as gone:  # what rich makes of a closed pipe
+        raise BrokenPipeError from gone
+    except OSError as error:
+        lose_output()
+        raise HostError("standard output", f"it cannot be written: {error.strerror}") from error
+    flush_output()
+
+
+def _files(
+    options: ServeBenchOptions, records: Sequence[Record], began_ns: int
+) -> list[tuple[str, Callable[[str], None]]]:
+    """(path, what writes it) of every file that was asked for."""
+    files: list[tuple[str, Callable[[str], None]]] = []
     if options.out is not None:
-        lines = (json.dumps(report.request_line(record, run.began_ns)) + "\n" for record in records)
-        Path(options.out).write_text("".join(lines), encoding="utf-8")
+        lines = "".join(json.dumps(report.request_line(record, began_ns)) + "\n" for record in records)
+        files.append((options.out, lambda path: write_whole(path, lines.encode())))
     if options.plot is not None:
-        draw_latencies(records, options.plot)
-    if options.json:
-        print(json.dumps(_without_secrets(result)))
-    else:
-        report.show(result, run.spans)
-    if run.died:
-        print(f"bench: the server died: {run.died}; figures are of what came before", file=sys.stderr)
-    return 1 if run.died or (not result["completed"] and not run.interrupted) else 0
+        files.append((options.plot, lambda path: draw_latencies(records, path)))
+    return files
+
+
+def _failed(error: HostError) -> int:
+    print(f"bench: {error}", file=sys.stderr)
+    return 1
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def _per_thousand(roles: Mapping[str, Mapping[str, float]], output_tokens: int) -> dict[str, dict[str, float]]:
