@@ -5,62 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from afore.core.clock import WallClock
 from afore.core.config import RunConfig
-from afore.core.errors import AforeError, ConfigError, HostError, RoleLost
+from afore.core.errors import AforeError, ConfigError, RoleLost
 from afore.serving.demo import check_writable
-from afore.tools.bench import report
 from afore.tools.bench.arrivals import Arrival, check_schedule, check_sizes, draw_arrivals_s, read_arrivals
-from afore.tools.bench.files import write_whole
-from afore.tools.bench.latency import Record, summarise
 from afore.tools.bench.load import Load
 from afore.tools.bench.local_cluster import LocalCluster, local_cluster
 from afore.tools.bench.machine import cpu_by_role, cpu_seconds, machine_facts
 from afore.tools.bench.openai_client import OpenAIClient, ServerFacts
-from afore.tools.bench.options import ServeBenchOptions, effective, parse
-from afore.tools.bench.plot import check_plot, draw_latencies
+from afore.tools.bench.options import ServeBenchOptions, parse
+from afore.tools.bench.outcome import Run, conclude
+from afore.tools.bench.plot import check_plot
 from afore.tools.bench.prompts import PromptText, read_prompts
 from afore.tools.bench.signals import until_signalled
 from afore.tools.bench.workload import Workload, from_rate, from_trace
-from afore.tools.ending import flush_output, lose_output
-from afore.tools.span_table import SpanTable, build
+from afore.tools.span_table import build
 from afore.tools.trace_files import open_directory
 
 DEFAULT_TOKENS = 64
 """Of an answer, where neither the prompt nor an option says."""
-
-
-@dataclass(slots=True)
-class Run:
-    """What a run has found so far; it is filled while it goes on, so that an interruption loses nothing."""
-
-    notes: list[str] = field(default_factory=list)
-    machine: dict[str, Any] = field(default_factory=dict)
-    server: ServerFacts | None = None
-    load: Load | None = None
-    died: str = ""
-    interrupted: bool = False
-    client_cpu_s: float = 0.0
-    wall_s: float = 0.0
-    roles: dict[str, dict[str, float]] = field(default_factory=dict)
-    """CPU by role, of a cluster that was started here."""
-    began_ns: int = 0
-    ended_ns: int = 0
-    spans: SpanTable | None = None
-
-    @property
-    def records(self) -> Sequence[Record]:
-        """Of every request that was sent, in order."""
-        return sorted(self.load.records, key=lambda record: record.index) if self.load is not None else ()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -91,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         run.interrupted = outcome is None
         if directory is not None and run.records:
             _read_spans(Path(directory), run)
-    return _conclude(options, config, run)
+    return conclude(options, config, run)
 
 
 def _arrivals(options: ServeBenchOptions) -> tuple[Arrival, ...] | None:
@@ -225,105 +195,6 @@ async def _under_load(
         run.client_cpu_s = time.process_time() - client_before_s
         run.wall_s = (run.ended_ns - run.began_ns) / 1e9
         run.roles = cpu_by_role(before, cpu_seconds(pids))
-
-
-def _conclude(options: ServeBenchOptions, config: RunConfig, run: Run) -> int:
-    records = run.records
-    if not records:
-        print("bench: interrupted before the first request was sent", file=sys.stderr)
-        return 0 if run.interrupted else 1
-    assert run.load is not None
-    result = {
-        **summarise(records, options.objectives),
-        "unsent": run.load.unsent,
-        "interrupted": run.interrupted,
-        "died": run.died,
-        "client_cpu_share": run.client_cpu_s / run.wall_s if run.wall_s > 0 else None,
-        "cpu_by_role": _per_thousand(run.roles, sum(record.output_tokens for record in records)),
-        "notes": run.notes,
-        "server": dataclasses.asdict(run.server) if run.server is not None else None,
-        "machine": run.machine,
-        "options": effective(options),
-        "cluster": dataclasses.asdict(config) if options.url is None else None,
-        "formulas": dict(report.FORMULAS),
-    }
-    if run.spans is not None:
-        result["spans"] = dataclasses.asdict(run.spans)
-    # The report first: a file that cannot be written costs that file, not the measurement. A reader who went away is told
-    # last (``BrokenPipeError``), for files do not depend on him.
-    with contextlib.ExitStack() as behind:
-        unwritten = 0
-        try:
-            _report(options, result, run)
-        except BrokenPipeError as gone:
-            behind.callback(_raise, gone)
-        except HostError as error:
-            unwritten += _failed(error)
-        for path, write in _files(options, records, run.began_ns):
-            try:
-                write(path)
-            except HostError as error:
-                unwritten += _failed(error)
-        if run.died:
-            print(f"bench: the server died: {run.died}; figures are of what came before", file=sys.stderr)
-        nothing = not result["completed"] and not run.interrupted
-        return 1 if run.died or unwritten or nothing else 0
-
-
-def _report(options: ServeBenchOptions, result: dict[str, Any], run: Run) -> None:
-    """Raises ``BrokenPipeError``, or ``HostError`` where standard output cannot be written."""
-    try:
-        if options.json:
-            print(json.dumps(_without_secrets(result)))
-        else:
-            report.show(result, run.spans)
-    except BrokenPipeError:
-        raise
-    except SystemExit as gone:  # what rich makes of a closed pipe
-        raise BrokenPipeError from gone
-    except OSError as error:
-        lose_output()
-        raise HostError("standard output", f"it cannot be written: {error.strerror}") from error
-    flush_output()
-
-
-def _files(
-    options: ServeBenchOptions, records: Sequence[Record], began_ns: int
-) -> list[tuple[str, Callable[[str], None]]]:
-    """(path, what writes it) of every file that was asked for."""
-    files: list[tuple[str, Callable[[str], None]]] = []
-    if options.out is not None:
-        lines = "".join(json.dumps(report.request_line(record, began_ns)) + "\n" for record in records)
-        files.append((options.out, lambda path: write_whole(path, lines.encode())))
-    if options.plot is not None:
-        files.append((options.plot, lambda path: draw_latencies(records, path)))
-    return files
-
-
-def _failed(error: HostError) -> int:
-    print(f"bench: {error}", file=sys.stderr)
-    return 1
-
-
-def _raise(error: BaseException) -> None:
-    raise error
-
-
-def _per_thousand(roles: Mapping[str, Mapping[str, float]], output_tokens: int) -> dict[str, dict[str, float]]:
-    found = {}
-    for role, row in roles.items():
-        found[role] = dict(row)
-        if output_tokens:
-            found[role]["cpu_s_per_1000_tokens"] = row["cpu_s"] / output_tokens * 1000
-    return found
-
-
-def _without_secrets(result: dict[str, Any]) -> dict[str, Any]:
-    """Keys do not belong into files that are passed around."""
-    result["options"]["api_key"] = None
-    if result["cluster"] is not None:
-        result["cluster"]["serve"]["api_key"] = None
-    return result
 
 
 def _check_writable(name: str, path: str) -> None:
