@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -30,6 +31,13 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         status = INTERRUPTED_STATUS
     except HostError as error:
         print(error, file=sys.stderr)
+        status = 1
+    except OSError as error:
+        # Of what was printed by hand: files of a tool have their own words.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        lose_output()
+        print(f"cannot be written: {error.strerror}", file=sys.stderr)
         status = 1
     sys.exit(status)
 

@@ -353,9 +353,10 @@ def test_whatever_a_file_holds_the_others_are_read(
     typed = b'{"name":"plan","start_ns":90,"end_ns":99,"args":{"sequence":[1],"load":NaN}}\n'
     broken.write_bytes(b"".join([lines[0], *strange, backwards, typed, *lines[1:]]))
     head = json.loads(lines[0])
-    for rank, change in enumerate(
-        ({"host": "other", "unix_base_ns": None}, {"host": ["h"]}, {"unix_base_ns": "x"}, {"role": 7}), start=10
-    ):
+    changes: list[dict[str, Any]] = [
+        {"host": "other", "unix_base_ns": None}, {"host": ["h"]}, {"unix_base_ns": "x"}, {"role": 7}
+    ]  # fmt: skip
+    for rank, change in enumerate(changes, start=10):
         (directory / f"ffn-{rank}.jsonl").write_text(json.dumps({**head, **change}) + "\n")
     (directory / "ffn-14.jsonl").write_bytes(b"[" * 100_000 + b"\n")
     (directory / "ffn-15.jsonl").mkdir()
