@@ -178,7 +178,7 @@ def _role_rows(lengths_ns: Mapping[tuple[str, str], list[int]]) -> list[RoleRow]
     for role, span in sorted(
         lengths_ns, key=lambda key: (roles.get(key[0], len(roles)), key[0], order.get(key[1], 99))
     ):
-        p50, p99 = np.percentile(lengths_ns[role, span], (50, 99))
+        p50, p99 = np.percentile(np.asarray(lengths_ns[role, span], np.float64), (50, 99))
         rows.append(
             RoleRow(
                 role=role,
@@ -199,10 +199,12 @@ def _sum_up(table: SpanTable, walls: Mapping[Target, tuple[int, int]], parts: Ma
     lengths_ns = [end - start for start, end in walls.values()]
     total_ns = sum(lengths_ns)
     table.targets = len(walls)
-    table.wall_p50_us, table.wall_p99_us = (float(value) / 1e3 for value in np.percentile(lengths_ns, (50, 99)))
+    table.wall_p50_us, table.wall_p99_us = (
+        float(value) / 1e3 for value in np.percentile(np.asarray(lengths_ns, np.float64), (50, 99))
+    )
     order = [_name(step, waits=waits) for step in range(len(LIFE)) for waits in (True, False)]
     for part in sorted(parts, key=lambda part: order.index(part) if part in order else len(order)):
-        p50, p99 = np.percentile(parts[part], (50, 99))
+        p50, p99 = np.percentile(np.asarray(parts[part], np.float64), (50, 99))
         table.parts.append(
             PartRow(
                 part=part,
@@ -217,7 +219,7 @@ def _sum_up(table: SpanTable, walls: Mapping[Target, tuple[int, int]], parts: Ma
     for name, found in _gaps(walls).items():
         table.gaps[name] = {
             "count": len(found),
-            "p50_us": float(np.percentile(found, 50)) / 1e3,
+            "p50_us": float(np.percentile(np.asarray(found, np.float64), 50)) / 1e3,
             "of_targets_wall": sum(found) / total_ns,
         }
 

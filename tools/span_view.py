@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
+from afore.tools.printable import unmarked
 from afore.tools.span_table import DEFINITIONS, SpanTable
 
 
@@ -47,7 +48,7 @@ def show_roles(table: SpanTable, console: Console, *, title: str, cpu_s: Mapping
     if cpu_s is not None:
         grid.add_column("of role's CPU", justify="right")
     for row in table.roles:
-        cells = [row.role, row.span, row.kind, f"{row.count:,}"]
+        cells = [unmarked(row.role), unmarked(row.span), row.kind, f"{row.count:,}"]
         cells += [f"{row.p50_us:,.1f}", f"{row.p99_us:,.1f}", f"{row.total_ms:,.2f}"]
         if cpu_s is not None:
             used = cpu_s.get(row.role, 0.0)

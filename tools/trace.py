@@ -21,6 +21,7 @@ from afore.core.errors import AforeError, HostError
 from afore.core.metrics import percentile
 from afore.core.trace import SPANS
 from afore.tools.ending import end_with
+from afore.tools.printable import printable, unmarked
 from afore.tools.span_table import SpanTable, build
 from afore.tools.span_view import show_roles, show_target
 from afore.tools.trace_files import open_directory
@@ -100,7 +101,8 @@ def _merge(directory: Path, output: Path, as_json: bool) -> int:
     _print_problems(summary.problems)
     flows = summary.flows
     print(
-        f"{output}: {summary.files} processes, {summary.spans:,} spans over {summary.duration_us / 1e6:.3f} s, arrows: "
+        f"{printable(str(output))}: {summary.files} processes, "
+        f"{summary.spans:,} spans over {summary.duration_us / 1e6:.3f} s, arrows: "
         f"{flows['demand']:,} demand → plan, {flows['copy']:,} plan → copy, {flows['use']:,} copy → first use"
         + (f" ({summary.unused_copies:,} copies were never used)" if summary.unused_copies else "")
     )
@@ -110,13 +112,17 @@ def _merge(directory: Path, output: Path, as_json: bool) -> int:
 
 def _summary(directory: Path, as_json: bool, targets: bool) -> int:
     files, problems = open_directory(directory)
-    lengths_ns: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
+    lengths_ns: defaultdict[str, array[int]] = defaultdict(lambda: array("Q"))  # up to twice the range of a time
     for file in files:
+        backwards = 0
         for _, span in file.records():
-            if span.kind == "span":
+            if span.kind == "span" and span.end_ns >= span.start_ns:
                 lengths_ns[span.name].append(span.end_ns - span.start_ns)
+            backwards += span.end_ns < span.start_ns
         problems += file.problems()
-    rows = {name: _row(np.frombuffer(lengths_ns[name], np.int64)) for name in SPANS if name in lengths_ns}
+        if backwards:
+            problems.append(f"{file.path.name}: {backwards} spans end before they start and were left out")
+    rows = {name: _row(np.frombuffer(lengths_ns[name], np.uint64)) for name in SPANS if name in lengths_ns}
     table_of_targets: SpanTable | None = build(files) if targets else None
     if as_json:
         more = {"targets": dataclasses.asdict(table_of_targets)} if table_of_targets is not None else {}
@@ -124,9 +130,9 @@ def _summary(directory: Path, as_json: bool, targets: bool) -> int:
         return 0
     _print_problems(problems)
     if not rows:
-        print(f"{directory}: {len(files)} processes, no spans")
+        print(f"{printable(str(directory))}: {len(files)} processes, no spans")
         return 0
-    table = Table("span", title=f"{directory}: {len(files)} processes")
+    table = Table("span", title=f"{unmarked(str(directory))}: {len(files)} processes")
     for heading in ("count", "p50 µs", "p99 µs", "total ms"):
         table.add_column(heading, justify="right")
     for name, row in rows.items():
@@ -143,7 +149,7 @@ def _summary(directory: Path, as_json: bool, targets: bool) -> int:
     return 0
 
 
-def _row(lengths_ns: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
+def _row(lengths_ns: np.ndarray[Any, np.dtype[np.uint64]]) -> dict[str, Any]:
     p50, p99 = percentile(lengths_ns, 50), percentile(lengths_ns, 99)
     assert p50 is not None
     assert p99 is not None
@@ -151,13 +157,13 @@ def _row(lengths_ns: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
         "count": len(lengths_ns),
         "p50_us": p50 / 1e3,
         "p99_us": p99 / 1e3,
-        "total_ms": int(lengths_ns.sum()) / 1e6,
+        "total_ms": float(lengths_ns.sum(dtype=np.float64)) / 1e6,
     }
 
 
 def _print_problems(problems: list[str]) -> None:
     for problem in problems:
-        print(f"trace: {problem}", file=sys.stderr)
+        print(f"trace: {printable(problem, most=1000)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -83,6 +83,8 @@ def open_directory(directory: Path) -> tuple[list[SpanFile], list[str]]:
     problems: list[str] = []
     for path in paths:
         try:
+            if not path.is_file():
+                raise ValueError("it is no file")  # a pipe would never end
             with open(path, "rb") as file:
                 line = file.readline()
             files.append(SpanFile(path=path, header=parse_header(line), first_offset=len(line)))
@@ -110,5 +112,6 @@ def _align(files: list[SpanFile]) -> None:
         if file.header.unix_base_ns is not None:
             base_of_host.setdefault(file.header.host, file.header.unix_base_ns - file.header.clock_base_ns)
     for file in files:
-        if base_of_host:
+        # Files of virtual time have none.
+        if file.header.host in base_of_host:
             file.shift_ns = base_of_host[file.header.host] - next(iter(base_of_host.values()))

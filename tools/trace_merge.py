@@ -161,10 +161,13 @@ def merge(files: list[SpanFile], out: IO[str]) -> MergeSummary:
     first_ns, last_ns = None, None
     for number, file in enumerate(files):
         index = _Index()
-        backwards = 0
+        backwards = strange = 0
         for record, (offset, span) in enumerate(file.records()):
             index.add(offset, span)
-            ends.note(Place(number, record), span)
+            try:
+                ends.note(Place(number, record), span)
+            except TypeError:  # a sequence or generation that is none
+                strange += 1
             backwards += span.end_ns < span.start_ns
             summary.spans += span.kind == "span"
             summary.instants += span.kind == "instant"
@@ -173,6 +176,10 @@ def merge(files: list[SpanFile], out: IO[str]) -> MergeSummary:
         summary.problems += file.problems()
         if backwards:
             summary.problems.append(f"{file.path.name}: {backwards} spans end before they start; shown without length")
+        if strange:
+            summary.problems.append(
+                f"{file.path.name}: {strange} spans have arguments of a wrong type; arrows are missing"
+            )
         if index.start:
             begin, finish = min(index.start) + file.shift_ns, max(index.end) + file.shift_ns
             first_ns = begin if first_ns is None else min(first_ns, begin)
@@ -244,10 +251,20 @@ def _event(span: Span, where: str, length_ns: int, role: str) -> str:
     args = span.args
     if span.target is not None:
         args = {"layer": span.target.layer, "microbatch": span.target.microbatch, "step": span.target.step, **args}
-    rest = f'"name":{json.dumps(span.name)},"cat":{json.dumps(role)},{where},"args":{json.dumps(args)}}}'
+    rest = f'"name":{json.dumps(span.name)},"cat":{json.dumps(role)},{where},"args":{_json(args)}}}'
     if span.kind == "span":
         return f'{{"ph":"X","dur":{_us(length_ns)},{rest}'
     return f'{{"ph":"i","s":"t",{rest}' if span.kind == "instant" else f'{{"ph":"C",{rest}'
+
+
+def _json(args: dict[str, Any]) -> str:
+    """As JSON proper, which viewers insist on: numbers that are none become texts."""
+    try:
+        return json.dumps(args, allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(args), parse_constant=str))
+    except RecursionError:
+        return "{}"
 
 
 def _lay_out(index: _Index) -> tuple[list[int], list[int]]:

@@ -29,10 +29,12 @@ from typing import IO, Any, Final, Literal, NamedTuple, get_args
 
 from afore.core.clock import Clock, WallClock
 from afore.core.errors import HostError
-from afore.core.target import Target
+from afore.core.target import LAYER_BITS, MICROBATCH_BITS, STEP_BITS, Target
 from afore.core.version import VERSION
 
 TRACE_FORMAT: Final = 1
+MOST_NS: Final = 1 << 62
+"""Of a time in a file: what is beyond is none, and differences stay within 64 bits."""
 DEFAULT_CAPACITY: Final = 1 << 17
 """Records a process keeps between two flushes: about 30 MB."""
 
@@ -268,21 +270,32 @@ def _plain(value: Any) -> Any:
 
 def parse_header(line: bytes) -> Header:
     """The first line of a span file. Raises ``ValueError`` where it is none, or of a format that this version does not read."""
-    fields = _loaded(line)
+    fields = _json(line)
     if not isinstance(fields, dict) or "afore_trace" not in fields:
         raise ValueError("the first line is no header of a span file")
     if fields["afore_trace"] != TRACE_FORMAT:
-        theirs = f"format {fields['afore_trace']!r} of AFORE {fields.get('version')}"
+        theirs = f"format {str(fields['afore_trace'])[:40]} of AFORE {str(fields.get('version'))[:40]}"
         raise ValueError(f"written in {theirs}; this is AFORE {VERSION}, which reads format {TRACE_FORMAT}")
     try:
-        return Header(**{name: fields[name] for name in Header._fields})
+        header = Header(**{name: fields[name] for name in Header._fields})
     except KeyError as error:
         raise ValueError(f"the header lacks {error.args[0]!r}") from error
+    texts = (header.process, header.role, header.clock, header.host, header.version)
+    if not all(isinstance(text, str) for text in texts) or not _whole(header.rank, 0, _MOST_RANK):
+        raise ValueError("a field of the header has the wrong type")
+    if header.clock not in ("monotonic", "virtual"):
+        raise ValueError(f"its clock is {header.clock[:40]!r}")
+    # Without the wall clock's time, its host could not be aligned with others.
+    if not _time(header.clock_base_ns) or not (
+        _time(header.unix_base_ns) or (header.unix_base_ns is None and header.clock == "virtual")
+    ):
+        raise ValueError("the header has no time of its clocks")
+    return header
 
 
 def parse_line(line: bytes) -> Span | dict[str, Any]:
     """One line after the header: a record, or the fields of a ``dropped`` or ``end`` line. Raises ``ValueError`` for others."""
-    fields = _loaded(line)
+    fields = _json(line)
     if not isinstance(fields, dict):
         raise ValueError("no JSON object")
     try:
@@ -296,22 +309,38 @@ def parse_line(line: bytes) -> Span | dict[str, Any]:
             return _span("instant", fields["instant"], fields, at_ns, at_ns, fields.get("args", {}))
     except KeyError as error:
         raise ValueError(f"a record lacks {error.args[0]!r}") from error
-    if "dropped" in fields:
+    if _whole(fields.get("dropped"), 0, MOST_NS):
         return fields
     raise ValueError("neither a record nor a count")
-
-
-def _loaded(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except RecursionError:
-        raise ValueError("brackets nested too deep for a record") from None
 
 
 def _span(kind: Kind, name: Any, fields: dict[str, Any], start_ns: Any, end_ns: Any, args: Any) -> Span:
     target = (fields["layer"], fields["microbatch"], fields["step"]) if "layer" in fields else ()
     if not (
-        isinstance(name, str) and isinstance(args, dict) and all(type(n) is int for n in (start_ns, end_ns, *target))
+        isinstance(name, str)
+        and isinstance(args, dict)
+        and _time(start_ns)
+        and _time(end_ns)
+        and all(_whole(n, 0, most) for n, most in zip(target, _MOST_OF_TARGET, strict=False))
     ):
-        raise ValueError("a field of a record has the wrong type")
+        raise ValueError("a field of a record has the wrong type or is out of range")
     return Span(kind, name, Target(*target) if target else None, start_ns, end_ns, args)
+
+
+_MOST_RANK: Final = 1 << 20
+_MOST_OF_TARGET: Final = ((1 << LAYER_BITS) - 1, (1 << MICROBATCH_BITS) - 1, (1 << (STEP_BITS - 1)) - 2)
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _whole(value: Any, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _time(value: Any) -> bool:
+    return _whole(value, -MOST_NS, MOST_NS)

@@ -239,11 +239,36 @@ def test_a_buffer_of_nothing_is_refused() -> None:
         (b'{"name":"wait","start_ns":"1","end_ns":1}', "a field of a record has the wrong type"),
         (b'{"instant":1,"at_ns":1}', "a field of a record has the wrong type"),
         (b'{"other":1}', "neither a record nor a count"),
+        (b'{"dropped":"zzz"}', "neither a record nor a count"),
+        (b'{"dropped":-1}', "neither a record nor a count"),
+        (b'{"end":true}', "neither a record nor a count"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"name":"wait","start_ns":1,"end_ns":%d}' % 2**63, "out of range"),
+        (b'{"name":"wait","start_ns":-%d,"end_ns":1}' % 2**63, "out of range"),
+        (b'{"counter":"c","at_ns":%d,"value":1}' % 10**400, "out of range"),
+        (b'{"instant":"c","at_ns":%s}' % (b"9" * 5000), "digits"),
+        (b'{"name":"wait","layer":2048,"microbatch":0,"step":0,"start_ns":1,"end_ns":1}', "out of range"),
+        (b'{"name":"wait","layer":0,"microbatch":-1,"step":0,"start_ns":1,"end_ns":1}', "out of range"),
+        (b'{"name":"wait","layer":0,"microbatch":0,"step":%d,"start_ns":1,"end_ns":1}' % 2**39, "out of range"),
     ],
 )
 def test_a_line_that_is_no_record_is_refused(line: bytes, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         parse_line(line)
+
+
+HEADER = {
+    "afore_trace": 1, "process": "ffn-0", "role": "ffn", "rank": 0, "clock": "monotonic", "clock_base_ns": 5,
+    "unix_base_ns": 7, "host": "h", "version": "0",
+}  # fmt: skip
+
+
+def test_a_header_is_read_as_it_is() -> None:
+    assert parse_header(json.dumps(HEADER).encode())._asdict() == {
+        name: value for name, value in HEADER.items() if name != "afore_trace"
+    }
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_header(b"[" * 100_000)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +280,14 @@ def test_a_line_that_is_no_record_is_refused(line: bytes, problem: str) -> None:
             "written in format 99 of AFORE 9.9; this is AFORE .*, which reads format 1",
         ),
         ({"afore_trace": 1}, "the header lacks 'process'"),
+        ({**HEADER, "host": ["h"]}, "a field of the header has the wrong type"),
+        ({**HEADER, "rank": "0"}, "a field of the header has the wrong type"),
+        ({**HEADER, "rank": -1}, "a field of the header has the wrong type"),
+        ({**HEADER, "clock": "sun"}, "its clock is 'sun'"),
+        ({**HEADER, "unix_base_ns": "x"}, "no time of its clocks"),
+        ({**HEADER, "unix_base_ns": None}, "no time of its clocks"),
+        ({**HEADER, "unix_base_ns": 2**63}, "no time of its clocks"),
+        ({**HEADER, "clock": "virtual", "clock_base_ns": 0.5}, "no time of its clocks"),
     ],
 )
 def test_a_header_that_is_none_is_refused(fields: dict[str, Any], problem: str) -> None:

@@ -33,3 +33,21 @@ def test_a_closed_pipe_ends_a_tool_without_a_traceback(reads: bool, status: int)
     assert tool.stderr.read() == b""
     assert tool.wait(60) == status
     tool.stderr.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("output", "status", "told"), [(">&-", 3, ""), ("> /dev/full", 1, "No space left on device")])
+def test_no_standard_output_and_a_full_disk(output: str, status: int, told: str) -> None:
+    command = [
+        "sh",
+        "-c",
+        f'exec "$@" {output}',
+        "sh",
+        sys.executable,
+        "-c",
+        CODE.replace("1000", "1").format(status=3),
+    ]
+    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == status
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == bool(told)

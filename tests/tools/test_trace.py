@@ -335,6 +335,51 @@ def test_torn_and_broken_files_are_merged_as_far_as_they_go_and_reported(
     assert "ffn-9.jsonl: left out: written in format 7 of AFORE 9.0" in problems
 
 
+@pytest.mark.parametrize("command", [["merge"], ["summary"], ["summary", "--targets"]])
+def test_whatever_a_file_holds_the_others_are_read(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "spans[/x]"
+    write_run(directory)
+    broken = directory / "ffn-1.jsonl"
+    lines = broken.read_bytes().splitlines(keepends=True)
+    strange = [
+        b"[" * 100_000 + b"\n",
+        b'{"name":"wait","start_ns":1,"end_ns":%d}\n' % 2**70,
+        b'{"name":"wait","layer":9999,"microbatch":0,"step":0,"start_ns":1,"end_ns":2}\n',
+        b'{"dropped":"zzz"}\n',
+    ]
+    backwards = b'{"name":"wait","start_ns":90,"end_ns":40}\n'
+    typed = b'{"name":"plan","start_ns":90,"end_ns":99,"args":{"sequence":[1],"load":NaN}}\n'
+    broken.write_bytes(b"".join([lines[0], *strange, backwards, typed, *lines[1:]]))
+    head = json.loads(lines[0])
+    changes: list[dict[str, Any]] = [
+        {"host": "other", "unix_base_ns": None}, {"host": ["h"]}, {"unix_base_ns": "x"}, {"role": 7}
+    ]  # fmt: skip
+    for rank, change in enumerate(changes, start=10):
+        (directory / f"ffn-{rank}.jsonl").write_text(json.dumps({**head, **change}) + "\n")
+    (directory / "ffn-14.jsonl").write_bytes(b"[" * 100_000 + b"\n")
+    (directory / "ffn-15.jsonl").mkdir()
+    output = tmp_path / "t.json"
+    more = ["-o", str(output)] if command == ["merge"] else []
+    assert main([*command, str(directory), *more, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    problems = "\n".join(summary["problems"])
+    assert "ffn-1.jsonl: 4 lines are no records and were left out (first: line 2, 3, 4)" in problems
+    assert "ffn-1.jsonl: 1 spans end before they start" in problems
+    for rank in range(10, 16):
+        assert f"ffn-{rank}.jsonl: left out: " in problems
+    if command == ["merge"]:
+        assert "ffn-1.jsonl: 1 spans have arguments of a wrong type" in problems
+        json.loads(output.read_text(), parse_constant=pytest.fail)
+    else:
+        assert all(row["p50_us"] >= 0 for row in summary["spans"].values())
+    assert main([*command, str(directory), *more]) == 0
+    if command != ["merge"]:
+        # A long title is wrapped.
+        assert "spans[/x]" in "".join(line.strip() for line in capsys.readouterr().out.splitlines())
+
+
 def test_problems_go_to_stderr_beside_the_line_that_says_what_was_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ FORMULAS: Final[Mapping[str, str]] = {
 UNFINISHED: Final = "unfinished when the benchmark ended"
 PERCENTS: Final = (50, 90, 99)
 LATENCIES: Final = ("ttft", "tpot", "itl", "e2e")
+_MOST_MS: Final = 366 * 86_400e3
 _UNITS_MS: Final = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 
 
@@ -92,7 +93,7 @@ class Objectives:
 
 
 def parse_objectives(text: str) -> Objectives:
-    """``ttft=500ms,tpot=50ms,e2e=5s`` as objectives. Raises ``ConfigError`` for unknown names, missing units, doubles."""
+    """``ttft=500ms,tpot=50ms,e2e=5s`` as objectives. Raises ``ConfigError`` for unknown names, missing units, doubles, years."""
     found: dict[str, float] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*(ttft|tpot|e2e)\s*=\s*(\d+(?:\.\d+)?)\s*(us|ms|s)\s*", part)
@@ -102,6 +103,8 @@ def parse_objectives(text: str) -> Objectives:
         if name in found:
             raise ConfigError("slo", f"{match[1]} is given twice", "give each once")
         found[name] = float(match[2]) * _UNITS_MS[match[3]]
+        if not found[name] <= _MOST_MS:
+            raise ConfigError("slo", f"{match[1]} asks for more than a year", "give a shorter time")
     return Objectives(**found)
 
 

@@ -5,17 +5,19 @@ Light on purpose: raw bytes, one JSON parse a chunk, no validation. The benchmar
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from afore.core.clock import Clock
 from afore.core.errors import ConfigError, HostError
+from afore.tools.bench.answer import Answer, body_bytes, coded, message_of, parse_json
 from afore.tools.bench.latency import Record
 from afore.tools.bench.load import Planned
 from afore.tools.bench.sse import EventReader
+from afore.tools.printable import printable
 
 if TYPE_CHECKING:
     import httpx
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 PROBE_S: Final = 5.0
 """How long a server has to answer whether it lives."""
 CONNECT_S: Final = 10.0
+TELL_S: Final = 60.0
+"""How long it has to answer anything else that is no generation."""
+DRAIN_S: Final = 1.0
+"""How long a connection may stay open behind an answer's end, so that it can be used again."""
 Endpoint = Literal["completions", "chat"]
 
 
@@ -60,13 +66,20 @@ class OpenAIClient:
         ignore_eos: bool = False,
         timeout_s: float = 600.0,
     ) -> AsyncIterator[OpenAIClient]:
-        """``url`` without ``/v1``; ``timeout_s`` is the longest silence within an answer. Raises ``HostError`` without httpx."""
+        """``url`` without ``/v1``; ``timeout_s`` is the longest silence within an answer.
+
+        Raises ``HostError`` without httpx, ``ConfigError`` for an address or a key that cannot be one.
+        """
         try:
             import httpx
         except ImportError as error:
             raise HostError("httpx", "it is not installed", "pip install 'afore[bench]'") from error
         root = url.rstrip("/").removesuffix("/v1")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key is not None else {}
+        # Bytes are stamped as they come, so nothing may have to be unpacked first.
+        headers = {"Accept-Encoding": "identity"}
+        if api_key is not None:
+            check_key(api_key)
+            headers["Authorization"] = f"Bearer {api_key}"
         try:
             http = httpx.AsyncClient(
                 base_url=root,
@@ -84,17 +97,18 @@ class OpenAIClient:
         """Model, context length and version. Raises ``ConfigError`` when nothing of this kind answers there."""
         listed = await self._get("/v1/models")
         cards = listed.get("data") if listed is not None else None
-        if not isinstance(cards, list) or not cards or not isinstance(cards[0], dict) or "id" not in cards[0]:
+        card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
+        if not _sendable(card.get("id")):
             raise ConfigError(
                 "url", f"{self.url}/v1/models does not list a model", "start a server there; a key goes with --api-key"
             )
-        self.model = str(cards[0]["id"])
-        longest = cards[0].get("max_model_len")
+        self.model = card["id"]
+        longest = card.get("max_model_len")
         version = await self._get("/version") or {}
         return ServerFacts(
             model=self.model,
-            max_model_len=longest if isinstance(longest, int) else None,
-            version=str(version.get("version", "")),
+            max_model_len=longest if type(longest) is int else None,
+            version=printable(found) if isinstance(found := version.get("version"), str) else "",
         )
 
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]] | None:
@@ -106,9 +120,9 @@ class OpenAIClient:
             )
             answer = await self._post("/tokenize", {"model": self.model, **asked})
             tokens = answer.get("tokens") if answer is not None else None
-            if not isinstance(tokens, list) or not tokens:
+            if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
                 return None
-            found.append([int(token) for token in tokens])
+            found.append(tokens)
         return found
 
     async def trouble(self) -> str:
@@ -117,14 +131,15 @@ class OpenAIClient:
 
         for path in ("/health", "/v1/models"):
             try:
-                answer = await self._http.get(path, timeout=PROBE_S)
-            except httpx.TransportError as error:
+                async with asyncio.timeout(PROBE_S):
+                    status, content = await self._fetch("GET", path, None)
+            except (httpx.HTTPError, TimeoutError) as error:
                 return f"{self.url} does not answer ({type(error).__name__})"
-            if answer.status_code == 503:
-                return f"{self.url} no longer serves: {_message(answer.content)}"
-            if answer.status_code < 500 and answer.status_code != 404:
+            if status == 503:
+                return f"{self.url} no longer serves: {message_of(content)}"
+            if status < 500 and status != 404:
                 return ""
-        return f"{self.url} answers {answer.status_code}"
+        return f"{self.url} answers {status}"
 
     def begin(self, planned: Planned, due_ns: int) -> Answering:
         """One request, sent as soon as it is followed."""
@@ -156,18 +171,25 @@ class OpenAIClient:
         import httpx
 
         try:
-            answer = await self._http.request(method, path, json=body)
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+            async with asyncio.timeout(TELL_S):
+                status, content = await self._fetch(method, path, body)
+        # A name that is no host's is a ValueError of the resolver.
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError, ValueError) as error:
             raise ConfigError(
                 "url", f"nothing answers at {self.url} ({type(error).__name__})", "start a server"
             ) from error
-        if answer.status_code in (401, 403):
-            raise ConfigError("api-key", f"{self.url} refuses it: {_message(answer.content)}", "give --api-key KEY")
+        if status in (401, 403):
+            raise ConfigError("api-key", f"{self.url} refuses it: {message_of(content)}", "give --api-key KEY")
         try:
-            found = answer.json() if answer.status_code == 200 else None
+            found = parse_json(content) if status == 200 else None
         except ValueError:
             return None
         return found if isinstance(found, dict) else None
+
+    async def _fetch(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
+        """(status, raw body). Raises httpx's errors."""
+        async with self._http.stream(method, path, json=body) as response:
+            return response.status_code, await body_bytes(response.aiter_raw())
 
 
 class Answering:
@@ -183,74 +205,75 @@ class Answering:
         self._planned = planned
         self._due_ns = due_ns
         self._sent_ns = clock.now_ns()
-        self._chunks_ns: list[int] = []
-        self._prompt_tokens = planned.prompt_tokens
-        self._output_tokens: int | None = None
+        self._ended_ns: int | None = None
+        self._answer = Answer(planned.prompt_tokens)
 
     async def follow(self) -> str:
         """Sends it and reads its answer to the end; returns why it failed, or nothing."""
         import httpx
 
         try:
-            failure = await self._read()
+            return await self._read()
         except httpx.HTTPError as error:
-            return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            return f"{type(error).__name__}: {printable(str(error))}" if str(error) else type(error).__name__
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return f"not an answer of this API: {error!r}"
-        return failure or ("" if self._chunks_ns else "the answer held no token")
+            return f"not an answer of this API: {printable(repr(error))}"
 
     def record(self, failure: str) -> Record:
         """What has been seen of it so far. Tokens are those that the server counted; chunks, where it did not say."""
-        counted = self._output_tokens
+        chunks_ns = self._answer.chunks_ns
+        counted = self._answer.output_tokens
         return Record(
             index=self._planned.index,
             due_ns=self._due_ns,
             sent_ns=self._sent_ns,
-            chunks_ns=tuple(self._chunks_ns),
-            ended_ns=self._clock.now_ns(),
-            prompt_tokens=self._prompt_tokens,
-            output_tokens=len(self._chunks_ns) if counted is None else counted,
+            chunks_ns=chunks_ns,
+            ended_ns=self._clock.now_ns() if self._ended_ns is None else self._ended_ns,
+            prompt_tokens=self._answer.prompt_tokens,
+            output_tokens=len(chunks_ns) if counted is None else counted,
             failure=failure,
         )
 
     async def _read(self) -> str:
         async with self._http.stream("POST", self._path, json=self._body) as response:
+            raw = response.aiter_raw()
             if response.status_code != 200:
-                return f"HTTP {response.status_code}: {_message(await response.aread())}"
+                return f"HTTP {response.status_code}: {message_of(await body_bytes(raw))}"
+            if coding := coded(response.headers.get("content-encoding", "")):
+                return f"the answer is packed ({coding}), which nobody asked for"
             reader = EventReader()
-            failure, done = "", False
-            async for received in response.aiter_raw():
+            async for received in raw:
                 now_ns = self._clock.now_ns()
                 for data in reader.feed(received):
                     if data == b"[DONE]":
-                        done = True
-                    else:
-                        failure = self._take(json.loads(data), now_ns) or failure
-        return failure or ("" if done else "the stream ended before [DONE]")
-
-    def _take(self, chunk: dict[str, Any], now_ns: int) -> str:
-        if "error" in chunk:
-            return _text_of_error(chunk)
-        usage = chunk.get("usage")
-        if usage is not None:
-            self._prompt_tokens = int(usage["prompt_tokens"])
-            self._output_tokens = int(usage["completion_tokens"])
-        for choice in chunk["choices"]:
-            # A chat's opening chunk that has a role and no text is no token. (A first token without text is then found late.)
-            delta = choice.get("delta")
-            if delta is None or delta.get("content") or "role" not in delta:
-                self._chunks_ns.append(now_ns)
-        return ""
+                        # What comes behind it is no part of the answer.
+                        self._ended_ns = now_ns
+                        await _drain(raw)
+                        return self._answer.verdict()
+                    self._answer.take(parse_json(data), now_ns)
+        return self._answer.failure or "the stream ended before [DONE]"
 
 
-def _message(content: bytes) -> str:
-    """The message of an error body, short."""
-    try:
-        return _text_of_error(json.loads(content))
-    except (ValueError, KeyError, TypeError):
-        return content[:200].decode("utf-8", "replace") or "no message"
+async def _drain(raw: AsyncIterator[bytes]) -> None:
+    """Reads a connection to the end of its response, so that the next request can use it; for a moment only."""
+    import httpx
+
+    with contextlib.suppress(httpx.HTTPError, TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            async for _ in raw:
+                pass
 
 
-def _text_of_error(body: dict[str, Any]) -> str:
-    error = body["error"]
-    return str(error["message"] if isinstance(error, dict) else error)[:300]
+def check_key(api_key: str) -> None:
+    """Raises ``ConfigError`` for a key that no header can carry; the message does not tell it."""
+    if not api_key or not all("!" <= letter <= "~" for letter in api_key):
+        raise ConfigError(
+            "api-key",
+            "it is empty or has a space, a line end or a letter outside ASCII",
+            "give it as the server has it",
+        )
+
+
+def _sendable(model: Any) -> bool:
+    """Whether this names a model: half a surrogate pair, which JSON can write, cannot be sent back."""
+    return isinstance(model, str) and bool(model) and not any("\ud800" <= letter <= "\udfff" for letter in model)

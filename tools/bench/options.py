@@ -6,7 +6,7 @@ import argparse
 import difflib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Final, Literal
 
@@ -16,6 +16,7 @@ from afore.core.topology import Topology
 from afore.serving.options import LaunchOptions
 from afore.serving.options import parse as parse_launch
 from afore.tools.bench.latency import Objectives, parse_objectives
+from afore.tools.bench.openai_client import check_key
 from afore.tools.bench.parser import Parser
 
 EPILOG: Final = """\
@@ -37,6 +38,7 @@ ONLY_LOAD: Final = (
     "url", "request_rate", "burstiness", "concurrency", "arrivals", "time_scale", "slo", "warmup", "out", "plot", "spans",
     "endpoint", "api_key",
 )  # fmt: skip
+MOST_REQUESTS: Final = 1_000_000
 ONLY_AGAINST: Final = ("compare", "rounds", "cores")
 
 
@@ -96,6 +98,8 @@ def parse(argv: Sequence[str]) -> tuple[ServeBenchOptions, RunConfig]:
         raise ConfigError("request-rate", "--arrivals has its own times", "leave it out; --time-scale stretches them")
     if values["arrivals"] is not None and values["endpoint"] == "chat":
         raise ConfigError("endpoint", "a trace's prompt lengths need completions", "leave it out")
+    if values["api_key"] is not None:
+        check_key(values["api_key"])
     slo, compare = values.pop("slo"), values.pop("compare")
     return ServeBenchOptions(
         **values,
@@ -134,10 +138,22 @@ def _positive(text: str) -> float:
     return value
 
 
-def _finite(text: str) -> float:
-    value = _positive(text)
-    if math.isinf(value):
-        raise argparse.ArgumentTypeError("it is not finite")
+def _within(least: float, most: float, *, or_infinite: bool = False) -> Callable[[str], float]:
+    """A number that times can be computed with."""
+
+    def number(text: str) -> float:
+        value = _positive(text)
+        if not (least <= value <= most or (or_infinite and math.isinf(value))):
+            raise argparse.ArgumentTypeError(f"{text} is not within {least:g} … {most:g}")
+        return value
+
+    return number
+
+
+def _requests(text: str) -> int:
+    value = _count(text)
+    if value > MOST_REQUESTS:
+        raise argparse.ArgumentTypeError(f"{text} is above {MOST_REQUESTS}")
     return value
 
 
@@ -176,20 +192,24 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument("--endpoint", choices=("completions", "chat"), default="completions")
     load = parser.add_argument_group("load")
     load.add_argument(
-        "--request-rate", type=_positive, default=math.inf, metavar="R", help="requests/s; inf: all at once (default)"
+        "--request-rate",
+        type=_within(1e-6, 1e6, or_infinite=True),
+        default=math.inf,
+        metavar="R",
+        help="requests/s; inf: all at once (default)",
     )
     load.add_argument(
-        "--burstiness", type=_finite, default=1.0, metavar="B",
+        "--burstiness", type=_within(1e-3, 1e6), default=1.0, metavar="B",
         help="shape of the gamma distributed gaps: 1 is Poisson (default), below 1 burstier, above 1 evener",
     )  # fmt: skip
     load.add_argument("--concurrency", type=_count, metavar="C", help="most requests in flight (default: no limit)")
-    load.add_argument("--num-prompts", type=_count, default=32, metavar="N", help="how many requests (default: 32)")
+    load.add_argument("--num-prompts", type=_requests, default=32, metavar="N", help="how many requests (default: 32)")
     load.add_argument("--prompts", metavar="FILE", help="JSONL or text, one prompt a line (default: the bundled ones)")
     load.add_argument(
         "--arrivals", metavar="CSV", help="times and lengths from a trace: TIMESTAMP, ContextTokens, GeneratedTokens"
     )
     load.add_argument(
-        "--time-scale", type=_finite, default=1.0, metavar="X", help="stretch the trace's gaps (default: 1)"
+        "--time-scale", type=_within(1e-9, 1e9), default=1.0, metavar="X", help="stretch the trace's gaps (default: 1)"
     )
     load.add_argument(
         "--max-tokens",

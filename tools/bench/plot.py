@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from afore.core.errors import ConfigError, HostError
+from afore.tools.bench.files import write_whole
 from afore.tools.bench.latency import Record
 
 FORMATS = ("png", "svg", "pdf")
@@ -23,6 +25,15 @@ def plot_library() -> Any:
     return Figure
 
 
+def check_plot(path: str) -> str:
+    """The format of a picture to be. Raises ``ConfigError`` for an unknown one, ``HostError`` without matplotlib."""
+    kind = Path(path).suffix.removeprefix(".")
+    if kind not in FORMATS:
+        raise ConfigError("plot", f"{path} is none of {', '.join(FORMATS)}", "give FILE.svg or FILE.png")
+    plot_library()
+    return kind
+
+
 def cumulative(values: Sequence[float]) -> tuple[list[float], list[float]]:
     """(sorted values, share of values that are at most that)."""
     ordered = sorted(values)
@@ -30,10 +41,8 @@ def cumulative(values: Sequence[float]) -> tuple[list[float], list[float]]:
 
 
 def draw_latencies(records: Sequence[Record], path: str) -> None:
-    """Writes cumulative distributions of TTFT and ITL. Raises ``ConfigError`` for an unknown format, ``HostError``."""
-    kind = Path(path).suffix.removeprefix(".")
-    if kind not in FORMATS:
-        raise ConfigError("plot", f"{path} is none of {', '.join(FORMATS)}", "give FILE.svg or FILE.png")
+    """Writes cumulative distributions of TTFT and ITL. Raises what ``check_plot`` raises, and ``HostError`` for a full disk."""
+    kind = check_plot(path)
     figure = plot_library()(figsize=(9, 3.6), layout="constrained")
     done = [record for record in records if record.completed]
     panels = {
@@ -47,7 +56,6 @@ def draw_latencies(records: Sequence[Record], path: str) -> None:
                 axes.axhline(percent / 100, color="0.8", linewidth=0.8, zorder=0)
         axes.set(xlabel=title, ylabel="share at most this", ylim=(0, 1.02), xlim=(0, None))
         axes.set_title(f"{len(values):,} values", fontsize="small")
-    try:
-        figure.savefig(path, format=kind)
-    except OSError as error:
-        raise HostError(path, f"the picture cannot be written: {error.strerror}", "give another file") from error
+    picture = io.BytesIO()
+    figure.savefig(picture, format=kind)
+    write_whole(path, picture.getvalue())

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
 from typing import Final
 
 from afore.core.errors import ConfigError, why_not
 from afore.models.bundle import bundled_prompts
+from afore.tools.bench.files import read_lines
 
 KEYS: Final = ("prompt", "question", "text", "sat")
 """Where a JSON object may have its text; the first that is there is taken."""
+MOST_PROMPTS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +32,16 @@ def read_prompts(path: str | None) -> tuple[PromptText, ...]:
     if path is None:
         return tuple(PromptText(text=found.prompt, max_tokens=found.max_new_tokens) for found in bundled_prompts())
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = enumerate(read_lines(path, "prompts"), start=1)
+        whole = list(islice(((number, line) for number, line in lines if line.strip()), MOST_PROMPTS + 1))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("prompts", f"{path} cannot be read: {why_not(error)}", "give a JSONL or text file") from error
-    whole = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if len(whole) > MOST_PROMPTS:
+        raise ConfigError("prompts", f"{path} has more than {MOST_PROMPTS} prompts", "give a part of it")
     if not whole:
         raise ConfigError("prompts", f"{path} holds no prompt", "write one a line")
     if not path.endswith(".jsonl"):
-        return tuple(PromptText(text=line.rstrip("\r")) for _, line in whole)
+        return tuple(PromptText(text=line.removesuffix("\n").rstrip("\r")) for _, line in whole)
     return tuple(_from_json(line, f"{path}, line {number}") for number, line in whole)
 
 
@@ -49,6 +53,10 @@ def _from_json(line: str, where: str) -> PromptText:
     text = next((fields[key] for key in KEYS if key in fields), None) if isinstance(fields, dict) else None
     if not isinstance(text, str) or not text:
         raise ConfigError("prompts", f"{where} has no text", f"give an object with one of {', '.join(KEYS)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError("prompts", f"{where} holds half a surrogate pair", "write whole characters") from error
     most = fields.get("max_new_tokens")
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         raise ConfigError("prompts", f"{where}: max_new_tokens is {most!r}", "give a whole number of 1 or more")

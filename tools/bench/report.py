@@ -11,6 +11,7 @@ from rich.table import Table
 
 from afore.tools.bench.latency import FORMULAS, LATENCIES, Record
 from afore.tools.bench.machine import describe_machine, report_console
+from afore.tools.printable import unmarked
 from afore.tools.span_table import SpanTable
 from afore.tools.span_view import show_roles, show_target
 
@@ -64,8 +65,8 @@ def show(result: Mapping[str, Any], spans: SpanTable | None, console: Console | 
         if share > BUSY_CLIENT:
             console.print("[yellow]the client itself was busy: it may limit what was measured[/yellow]")
     for note in result["notes"]:
-        console.print(f"note: {escape(note)}", soft_wrap=True)
-    console.print(describe_machine(result["machine"]), soft_wrap=True)
+        console.print(f"note: {unmarked(note)}", soft_wrap=True)
+    console.print(escape(describe_machine(result["machine"])), soft_wrap=True)
     if spans is not None:
         cpu_s = {role: row["cpu_s"] for role, row in result["cpu_by_role"].items()}
         show_target(spans, console)
@@ -77,7 +78,8 @@ def show(result: Mapping[str, Any], spans: SpanTable | None, console: Console | 
 
 def _totals(result: Mapping[str, Any], console: Console) -> None:
     server = result["server"]
-    table = Table(title=f"{server['model']} {server['version']}".strip(), title_justify="left", show_header=False)
+    title = unmarked(f"{server['model']} {server['version']}".strip())
+    table = Table(title=title, title_justify="left", show_header=False)
     table.add_column("what")
     table.add_column("value", justify="right")
     table.add_row("requests completed", f"{result['completed']} of {result['requests'] + result['unsent']}")
@@ -106,7 +108,7 @@ def _totals(result: Mapping[str, Any], console: Console) -> None:
         )
     console.print(table)
     for failure, count in result["failures"].items():
-        console.print(f"[red]failed {count} ×[/red] {escape(failure)}", soft_wrap=True)
+        console.print(f"[red]failed {count} ×[/red] {unmarked(failure)}", soft_wrap=True)
 
 
 def _cpu(result: Mapping[str, Any], console: Console) -> None:

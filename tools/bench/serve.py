@@ -5,59 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from afore.core.clock import WallClock
 from afore.core.config import RunConfig
-from afore.core.errors import ConfigError, RoleLost
+from afore.core.errors import AforeError, ConfigError, RoleLost
 from afore.serving.demo import check_writable
-from afore.tools.bench import report
-from afore.tools.bench.latency import Record, summarise
+from afore.tools.bench.arrivals import Arrival, check_schedule, check_sizes, draw_arrivals_s, read_arrivals
 from afore.tools.bench.load import Load
 from afore.tools.bench.local_cluster import LocalCluster, local_cluster
 from afore.tools.bench.machine import cpu_by_role, cpu_seconds, machine_facts
 from afore.tools.bench.openai_client import OpenAIClient, ServerFacts
-from afore.tools.bench.options import ServeBenchOptions, effective, parse
-from afore.tools.bench.plot import draw_latencies, plot_library
+from afore.tools.bench.options import ServeBenchOptions, parse
+from afore.tools.bench.outcome import Run, conclude
+from afore.tools.bench.plot import check_plot
 from afore.tools.bench.prompts import PromptText, read_prompts
 from afore.tools.bench.signals import until_signalled
 from afore.tools.bench.workload import Workload, from_rate, from_trace
-from afore.tools.span_table import SpanTable, build
+from afore.tools.span_table import build
 from afore.tools.trace_files import open_directory
 
 DEFAULT_TOKENS = 64
 """Of an answer, where neither the prompt nor an option says."""
-
-
-@dataclass(slots=True)
-class Run:
-    """What a run has found so far; it is filled while it goes on, so that an interruption loses nothing."""
-
-    notes: list[str] = field(default_factory=list)
-    machine: dict[str, Any] = field(default_factory=dict)
-    server: ServerFacts | None = None
-    load: Load | None = None
-    died: str = ""
-    interrupted: bool = False
-    client_cpu_s: float = 0.0
-    wall_s: float = 0.0
-    roles: dict[str, dict[str, float]] = field(default_factory=dict)
-    """CPU by role, of a cluster that was started here."""
-    began_ns: int = 0
-    ended_ns: int = 0
-    spans: SpanTable | None = None
-
-    @property
-    def records(self) -> Sequence[Record]:
-        """Of every request that was sent, in order."""
-        return sorted(self.load.records, key=lambda record: record.index) if self.load is not None else ()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,8 +40,10 @@ def main(argv: Sequence[str]) -> int:
         if (path := getattr(options, name)) is not None:
             _check_writable(name, path)
     if options.plot is not None:
-        plot_library()
+        check_plot(options.plot)
+    # Before the loop, where Ctrl-C ends a pipe that nobody writes to; and before a cluster is started for nothing.
     prompts = read_prompts(options.prompts)
+    arrivals = _arrivals(options)
     if options.against:
         from afore.tools.bench import against
 
@@ -82,16 +57,44 @@ def main(argv: Sequence[str]) -> int:
             directory = config.trace or stack.enter_context(tempfile.TemporaryDirectory(prefix="afore-bench-"))
             config = dataclasses.replace(config, trace=directory)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            outcome = runner.run(until_signalled(_measure(options, config, prompts, run)))
+            outcome = runner.run(until_signalled(_measure(options, config, prompts, arrivals, run)))
         run.interrupted = outcome is None
         if directory is not None and run.records:
-            files, problems = open_directory(Path(directory))
-            run.spans = build(files, since_ns=run.began_ns, until_ns=run.ended_ns)
-            run.notes += [problem for file in files for problem in file.problems()] + problems
-    return _conclude(options, config, run)
+            _read_spans(Path(directory), run)
+    return conclude(options, config, run)
 
 
-async def _measure(options: ServeBenchOptions, config: RunConfig, prompts: Sequence[PromptText], run: Run) -> bool:
+def _arrivals(options: ServeBenchOptions) -> tuple[Arrival, ...] | None:
+    """Those of the trace. Raises ``ConfigError`` where times, drawn or read, are beyond what can be waited for."""
+    if options.arrivals is None:
+        if not options.against:
+            drawn_s = draw_arrivals_s(
+                options.num_prompts, options.request_rate, burstiness=options.burstiness, seed=options.seed
+            )
+            check_schedule("request-rate", drawn_s[-1])
+        return None
+    arrivals = read_arrivals(options.arrivals, options.num_prompts)
+    check_schedule("time-scale", arrivals[-1].at_s * options.time_scale)
+    return arrivals
+
+
+def _read_spans(directory: Path, run: Run) -> None:
+    """What was measured is worth more than its spans: where they cannot be read, a note says so."""
+    try:
+        files, problems = open_directory(directory)
+        run.spans = build(files, since_ns=run.began_ns, until_ns=run.ended_ns)
+        run.notes += [problem for file in files for problem in file.problems()] + problems
+    except (AforeError, OSError) as error:
+        run.notes.append(f"no spans: {error}")
+
+
+async def _measure(
+    options: ServeBenchOptions,
+    config: RunConfig,
+    prompts: Sequence[PromptText],
+    arrivals: Sequence[Arrival] | None,
+    run: Run,
+) -> bool:
     clock = WallClock()
     try:
         async with (
@@ -105,7 +108,7 @@ async def _measure(options: ServeBenchOptions, config: RunConfig, prompts: Seque
             ) as client,
         ):
             run.server = await client.describe()
-            workload = await _workload(options, prompts, client, run.server)
+            workload = await _workload(options, prompts, arrivals, client, run.server)
             run.notes += workload.notes
             await _warm_up(client, workload, clock, options.warmup)
             print(f"sending {len(workload.planned)} requests to {client.url} …", file=sys.stderr, flush=True)
@@ -133,9 +136,13 @@ async def _server(
 
 
 async def _workload(
-    options: ServeBenchOptions, prompts: Sequence[PromptText], client: OpenAIClient, server: ServerFacts
+    options: ServeBenchOptions,
+    prompts: Sequence[PromptText],
+    arrivals: Sequence[Arrival] | None,
+    client: OpenAIClient,
+    server: ServerFacts,
 ) -> Workload:
-    if options.arrivals is None:
+    if arrivals is None:
         texts = [prompt.text for prompt in prompts[: options.num_prompts]]
         # Only a number that was given can exceed the context unseen: what prompts ask for is theirs to know.
         bounded = options.max_tokens is not None and server.max_model_len is not None
@@ -151,9 +158,7 @@ async def _workload(
             lengths=None if ids is None else [*map(len, ids)],
             max_model_len=server.max_model_len,
         )
-    from afore.tools.bench.arrivals import read_arrivals
-
-    arrivals = read_arrivals(options.arrivals, options.num_prompts)
+    check_sizes(arrivals, max_model_len=server.max_model_len, max_tokens=options.max_tokens)
     few = prompts[: max(options.num_prompts, 32)]
     return from_trace(
         arrivals,
@@ -196,59 +201,6 @@ async def _under_load(
         run.client_cpu_s = time.process_time() - client_before_s
         run.wall_s = (run.ended_ns - run.began_ns) / 1e9
         run.roles = cpu_by_role(before, cpu_seconds(pids))
-
-
-def _conclude(options: ServeBenchOptions, config: RunConfig, run: Run) -> int:
-    records = run.records
-    if not records:
-        print("bench: interrupted before the first request was sent", file=sys.stderr)
-        return 0 if run.interrupted else 1
-    assert run.load is not None
-    result = {
-        **summarise(records, options.objectives),
-        "unsent": run.load.unsent,
-        "interrupted": run.interrupted,
-        "died": run.died,
-        "client_cpu_share": run.client_cpu_s / run.wall_s if run.wall_s > 0 else None,
-        "cpu_by_role": _per_thousand(run.roles, sum(record.output_tokens for record in records)),
-        "notes": run.notes,
-        "server": dataclasses.asdict(run.server) if run.server is not None else None,
-        "machine": run.machine,
-        "options": effective(options),
-        "cluster": dataclasses.asdict(config) if options.url is None else None,
-        "formulas": dict(report.FORMULAS),
-    }
-    if run.spans is not None:
-        result["spans"] = dataclasses.asdict(run.spans)
-    if options.out is not None:
-        lines = (json.dumps(report.request_line(record, run.began_ns)) + "\n" for record in records)
-        Path(options.out).write_text("".join(lines), encoding="utf-8")
-    if options.plot is not None:
-        draw_latencies(records, options.plot)
-    if options.json:
-        print(json.dumps(_without_secrets(result)))
-    else:
-        report.show(result, run.spans)
-    if run.died:
-        print(f"bench: the server died: {run.died}; figures are of what came before", file=sys.stderr)
-    return 1 if run.died or (not result["completed"] and not run.interrupted) else 0
-
-
-def _per_thousand(roles: Mapping[str, Mapping[str, float]], output_tokens: int) -> dict[str, dict[str, float]]:
-    found = {}
-    for role, row in roles.items():
-        found[role] = dict(row)
-        if output_tokens:
-            found[role]["cpu_s_per_1000_tokens"] = row["cpu_s"] / output_tokens * 1000
-    return found
-
-
-def _without_secrets(result: dict[str, Any]) -> dict[str, Any]:
-    """Keys do not belong into files that are passed around."""
-    result["options"]["api_key"] = None
-    if result["cluster"] is not None:
-        result["cluster"]["serve"]["api_key"] = None
-    return result
 
 
 def _check_writable(name: str, path: str) -> None:

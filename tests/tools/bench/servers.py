@@ -43,6 +43,7 @@ class Scripted:
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
         self.bodies: list[dict[str, Any]] = []
+        self.heads: list[str] = []
         self.asked = asyncio.Event()
         """Set with the first body."""
         self.url = ""
@@ -57,6 +58,7 @@ class Scripted:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            self.heads.append(head)
             length = next(
                 (int(line.split(":")[1]) for line in head.lower().split("\r\n") if "content-length" in line), 0
             )

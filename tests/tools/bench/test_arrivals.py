@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afore.core.errors import ConfigError
-from afore.tools.bench.arrivals import Arrival, clip_lengths, draw_arrivals_s, parse_arrivals, read_arrivals
+from afore.tools.bench.arrivals import (
+    LONGEST_S,
+    Arrival,
+    check_schedule,
+    check_sizes,
+    clip_lengths,
+    draw_arrivals_s,
+    parse_arrivals,
+    read_arrivals,
+)
 
 AZURE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens
@@ -42,6 +51,9 @@ def test_only_the_first_requests_are_read() -> None:
         (AZURE + "2023-11-16 18:15:51,1,two\n", "line 5"),
         (AZURE + "2023-11-16 18:15:51,-1,2\n", "negative"),
         (AZURE + "2023-11-16 18:15:51,1\n", "line 5"),
+        (AZURE + "2023-11-16 18:15:51+00:00,1,2\n", "line 5: some times have a time zone"),
+        (AZURE + f"2023-11-16 18:15:51,{10**400},2\n", "line 5: more than"),
+        (AZURE + f"2023-11-16 18:15:51,1,{'9' * 5000}\n", "line 5"),
     ],
 )
 def test_broken_traces_are_refused_by_line(text: str, problem: str) -> None:
@@ -52,6 +64,28 @@ def test_broken_traces_are_refused_by_line(text: str, problem: str) -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_arrivals(str(tmp_path / "none.csv"))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path: Path) -> None:
+    path = tmp_path / "excel.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + AZURE.replace("\n", "\r\n").encode())
+    assert read_arrivals(str(path)) == parse_arrivals(AZURE.splitlines(), "hand")
+
+
+@pytest.mark.parametrize("last_s", [LONGEST_S * 1.01, math.inf, math.nan, 1e300])
+def test_a_schedule_of_years_is_refused(last_s: float) -> None:
+    check_schedule("time-scale", LONGEST_S)
+    with pytest.raises(ConfigError, match="time-scale: the last request would be due after"):
+        check_schedule("time-scale", last_s)
+
+
+def test_prompts_beyond_memory_are_refused_unless_the_server_cuts_them() -> None:
+    huge = Arrival(at_s=0, context_tokens=999_999_999, generated_tokens=1)
+    check_sizes([huge] * 32, max_model_len=4096, max_tokens=None)
+    with pytest.raises(ConfigError, match="a prompt has 999999999 tokens"):
+        check_sizes([huge], max_model_len=None, max_tokens=None)
+    with pytest.raises(ConfigError, match="tokens in all"):
+        check_sizes([huge] * 99, max_model_len=1_000_000, max_tokens=None)
 
 
 def test_an_infinite_rate_sends_all_at_once() -> None:

@@ -52,6 +52,8 @@ def test_topologies_are_written_with_slashes() -> None:
         ("--arrivals a.csv --request-rate 3", "has its own times"),
         ("--arrivals a.csv --endpoint chat", "need completions"),
         ("--slo fast", "is no objective"),
+        (f"--slo ttft={'9' * 400}ms", "more than a year"),
+        ("--url http://x --api-key schlüssel", "api-key: it is empty or has a space"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(line: str, problem: str) -> None:
@@ -60,7 +62,23 @@ def test_what_does_not_fit_is_refused_by_name(line: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["--rounds 4", "--request-rate 0", "--num-prompts 0", "--time-scale inf", "--warmup -1"]
+    "line",
+    [
+        "--rounds 4",
+        "--request-rate 0",
+        "--num-prompts 0",
+        "--time-scale inf",
+        "--warmup -1",
+        "--time-scale 1e307",
+        "--time-scale 1e-307",
+        "--time-scale nan",
+        "--request-rate 1e-308",
+        "--request-rate 1e300",
+        "--request-rate nan",
+        "--burstiness 1e-300",
+        "--burstiness 1e308",
+        "--num-prompts 1000000000",
+    ],
 )
 def test_numbers_out_of_range_are_usage_errors(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *line.split()]) == 2
@@ -79,6 +97,11 @@ def test_help_has_examples(arguments: list[str], capsys: pytest.CaptureFixture[s
         main(arguments)
     assert stopped.value.code == 0
     assert "python -m afore.tools.bench serve" in capsys.readouterr().out
+
+
+def test_requests_that_nobody_will_see_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--url", "http://127.0.0.1:1", "--request-rate", "1e-6", "--num-prompts", "9999"]) == 2
+    assert "request-rate: the last request would be due after" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:

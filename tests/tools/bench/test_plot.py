@@ -8,7 +8,7 @@ import pytest
 
 from afore.core.errors import ConfigError
 from afore.tools.bench.latency import Record
-from afore.tools.bench.plot import FORMATS, cumulative, draw_latencies
+from afore.tools.bench.plot import FORMATS, check_plot, cumulative, draw_latencies
 
 RECORD = Record(
     index=0, due_ns=0, sent_ns=0, chunks_ns=(5, 9), ended_ns=9, prompt_tokens=1, output_tokens=2
@@ -23,6 +23,8 @@ def test_shares_by_hand() -> None:
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(ConfigError, match="none of png, svg, pdf"):
         draw_latencies([RECORD], "picture.bmp")
+    with pytest.raises(ConfigError, match="none of png, svg, pdf"):
+        check_plot("picture")
 
 
 @pytest.mark.slow

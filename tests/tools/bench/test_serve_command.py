@@ -106,6 +106,37 @@ async def test_a_trace_is_played_with_its_lengths(tmp_path: Path, capsys: pytest
     assert "1 of 2 prompts were longer than the model's context" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+async def test_a_full_disk_costs_the_file_and_not_the_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await bench({"/v1/completions": GOOD}, "--num-prompts", "3", "--json", "--out", "/dev/full") == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["completed"] == 3
+    assert "bench: /dev/full: it cannot be written: No space left on device; give a file where" in shown.err
+
+
+@pytest.mark.slow
+async def test_a_picture_of_no_format_is_refused_before_anything_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await bench({}, "--plot", "/tmp/picture.bmp") == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("bench: plot: /tmp/picture.bmp is none of")
+    assert "sending" not in shown.err
+
+
+@pytest.mark.slow
+async def test_a_models_name_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = {"/v1/models": answer({"data": [{"id": "[red]m[/x]\x1b[2J"}]}), "/v1/completions": GOOD}
+    assert await bench(listed, "--num-prompts", "1", "--warmup", "0") == 0
+    assert "[red]m[/x] [2J" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+async def test_a_prompt_beyond_memory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,999999999,3\n")
+    assert await bench({"/v1/models": answer({"data": [{"id": "m"}]})}, "--arrivals", str(trace)) == 2
+    assert "bench: arrivals: a prompt has 999999999 tokens" in capsys.readouterr().err
+
+
 class Command:
     """``python -m afore.tools.bench …`` in a process."""
 
@@ -142,6 +173,38 @@ async def test_ctrl_c_prints_what_was_measured_so_far() -> None:
     assert found["interrupted"] is True
     assert found["unsent"] == 8
     assert found["completed"] + found["unfinished"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--arrivals", "--prompts"])
+async def test_ctrl_c_ends_the_wait_for_a_pipe(option: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = Command("serve", "--url", "http://127.0.0.1:1", option, str(pipe))
+    async with asyncio.timeout(PATIENCE_S):
+        # Opening waits for the reader.
+        descriptor = await asyncio.to_thread(os.open, pipe, os.O_WRONLY)
+    command.process.send_signal(signal.SIGINT)
+    status, out, err = await asyncio.to_thread(command.end)
+    os.close(descriptor)
+    assert (status, out, err) == (130, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("output", "status"), [(">&-", 0), ("> /dev/full", 1)])
+async def test_a_run_without_standard_output_still_writes_its_file(output: str, status: int, tmp_path: Path) -> None:
+    out = tmp_path / "requests.jsonl"
+    async with Scripted({**LISTED, "/v1/completions": GOOD}).running() as server:
+        options = ["serve", "--url", server.url, "--num-prompts", "2", "--json", "--out", str(out)]
+        process = await asyncio.create_subprocess_exec(
+            "sh", "-c", f'exec "$@" {output}', "sh", sys.executable, "-m", "afore.tools.bench", *options,
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        _, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert process.returncode == status, err.decode()
+    assert len(out.read_text().splitlines()) == 2
+    assert b"Traceback" not in err
+    assert (b"bench: standard output: it cannot be written: No space left" in err) == bool(status)
 
 
 @pytest.mark.slow

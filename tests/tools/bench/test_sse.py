@@ -32,3 +32,11 @@ def test_however_the_stream_is_cut_the_events_are_the_same(sent: list[bytes], cu
     reader = EventReader()
     found = [event for start, stop in pairwise(edges) for event in reader.feed(stream[start:stop])]
     assert found == sent
+
+
+@pytest.mark.parametrize("received", [b"x" * 1000, b"data: x\n" * 100])
+def test_an_event_without_end_is_refused(received: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("afore.tools.bench.sse.MOST_BYTES", 2000)
+    reader = EventReader()
+    with pytest.raises(ValueError, match="an event of more than"):
+        list(map(reader.feed, [received] * 10))
