@@ -168,6 +168,8 @@ def test_an_attention_worker_that_stands_still_is_named(stall_us: float) -> None
             results = await whatever_comes(cluster, asks(6, 6))
             lost = [result for result in results if isinstance(result, RoleLost)]
             assert lost
-            assert all("attention-1" in error.role and "no report" in error.reason for error in lost)
+            assert all(
+                "attention-1" in f"{error.role} {error.reason}" and "no report" in error.reason for error in lost
+            )
 
     run_virtual(main)

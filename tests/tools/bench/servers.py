@@ -47,6 +47,7 @@ class Scripted:
         self.asked = asyncio.Event()
         """Set with the first body."""
         self.url = ""
+        self._open: dict[asyncio.Task[object], asyncio.StreamWriter] = {}
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Scripted]:
@@ -54,8 +55,26 @@ class Scripted:
         async with server:
             self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             yield self
+        # Connections that were accepted at the last moment, or that a client keeps open, would outlive the event loop.
+        for _ in range(20):
+            await asyncio.sleep(0)
+            for writer in self._open.values():
+                writer.transport.abort()
+        await asyncio.gather(*self._open, return_exceptions=True)
+        for _ in range(5):
+            await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open[task] = writer
+        try:
+            await self._answer(reader, writer)
+        finally:
+            writer.transport.abort()
+            del self._open[task]
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             self.heads.append(head)
