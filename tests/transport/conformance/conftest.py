@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 import uvloop
 
 from afore.core.virtual_loop import VirtualLoop
 from tests.transport.conformance.puppet import Puppet
-from tests.transport.conformance.worlds import LoopbackWorld, ShmWorld, StormWorld, StreamWorld, TcpWorld, World
+from tests.transport.conformance.weather import Weather
+from tests.transport.conformance.worlds import (
+    LoopbackWorld,
+    NetworkWorld,
+    ShmWorld,
+    StormWorld,
+    StreamWorld,
+    TcpWorld,
+    World,
+)
 
 WORLDS: dict[str, type[LoopbackWorld] | type[ShmWorld] | type[TcpWorld]] = {
     "loopback": LoopbackWorld,
@@ -22,8 +32,11 @@ CHOICES: dict[str, Callable[[type[LoopbackWorld] | type[ShmWorld] | type[TcpWorl
     "world": lambda world: True,
     "stream_world": lambda world: world.streams,
     "mapping_world": lambda world: world.maps,
+    "network_world": lambda world: world.networked,
 }
-"""``stream_world``: those with sockets, where strangers and other processes come in; ``mapping_world``: those that share memory."""
+"""``stream_world``: those with sockets, where strangers and other processes come in; ``mapping_world``: those that share memory;
+``network_world``: those whose bytes cross a network.
+"""
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
@@ -90,6 +103,27 @@ async def stream_world(request: pytest.FixtureRequest) -> AsyncIterator[StreamWo
 async def mapping_world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     async for made in _life(WORLDS[request.param]()):
         yield made
+
+
+@pytest.fixture
+async def network_world(request: pytest.FixtureRequest) -> AsyncIterator[NetworkWorld]:
+    async for made in _life(WORLDS[request.param]()):
+        assert isinstance(made, TcpWorld)
+        yield made
+
+
+@pytest.fixture
+async def weather() -> AsyncIterator[Callable[..., Weather]]:
+    """Makes weather, and clears it up."""
+    made: list[Weather] = []
+
+    def one(*args: Any, **options: Any) -> Weather:
+        made.append(Weather(*args, **options))
+        return made[-1]
+
+    yield one
+    for each in made:
+        await each.close()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from afore.transport.shm import ShmConfig, ShmFabric
 from afore.transport.tcp import TcpConfig, TcpFabric
 from afore.transport.tcp_sockets import TcpTuning, connect_tcp
 from afore.transport.unix_sockets import connect_unix
+from tests.transport.conformance.weather import Weather
 
 CREDITS = 64
 """Notifications that a link of every world carries before its writer has to wait."""
@@ -30,6 +31,8 @@ class World(Protocol):
 
     loops: tuple[str, ...]
     """Event loops that it works under."""
+    networked: bool
+    """Whether bytes cross a network: then it is a ``NetworkWorld``."""
     streams: bool
     """Whether its endpoints listen on sockets: then it is a ``StreamWorld``."""
     bulk: int
@@ -89,11 +92,20 @@ class StreamWorld(World, Protocol):
         ...
 
 
+class NetworkWorld(StreamWorld, Protocol):
+    """A world whose bytes cross a network, where weather happens to them."""
+
+    def behind(self, weather: Weather, label: str) -> Fabric:
+        """An endpoint whose peers reach it through ``weather`` only."""
+        ...
+
+
 class LoopbackWorld:
     """Everything inline."""
 
     loops: tuple[str, ...] = ("asyncio", "uvloop", "virtual")
     streams = False
+    networked = False
     bulk = 100_000
     maps = True
     tells_late = False
@@ -140,6 +152,7 @@ class ShmWorld:
 
     loops: tuple[str, ...] = ("asyncio", "uvloop")
     streams = True
+    networked = False
     bulk = 100_000
     maps = True
     tells_late = False
@@ -216,6 +229,7 @@ class TcpWorld:
 
     loops: tuple[str, ...] = ("asyncio", "uvloop")
     streams = True
+    networked = True
     bulk = 10_000
     maps = False
     tells_late = True
@@ -244,6 +258,11 @@ class TcpWorld:
 
     def fabric(self, label: str) -> TcpFabric:
         return self.make(label)
+
+    def behind(self, weather: Weather, label: str) -> TcpFabric:
+        fabric = self.make(label, advertise=weather.address)
+        weather.target = fabric.listens_at
+        return fabric
 
     def hasty_fabric(self) -> Fabric:
         return self.make("hasty", handshake_timeout_us=HASTY_US)
