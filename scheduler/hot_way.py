@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from afore.core.target import Target
-from afore.scheduler.demand_book import Complete, DemandBook
+from afore.scheduler.demand_book import Complete, DemandBook, Gathering
 from afore.scheduler.hot_core import INCOMPLETE, PUBLISHED, UNBOUND
 from afore.scheduler.hot_path import HotPath
-from afore.scheduler.outlet import Outlet
+from afore.scheduler.outlet import Outlet, PlanTimes
 from afore.scheduler.plain_way import Hear, PlainWay, Report
 from afore.scheduler.policies.base import Policy
 from afore.scheduler.stats import RunStats
@@ -58,6 +58,8 @@ class HotWay:
             return False
         if state.waiting > 1:
             found = hot.call(state, target, may_plan=False, stamp_ns=start_ns)
+            if self._tracer.enabled:
+                _note_accepted(state, state.missing_A.tolist(), self._clock.now_ns())
             if found == INCOMPLETE:
                 return True
         await self._hear()
@@ -68,28 +70,43 @@ class HotWay:
         for layer in self._publisher.newly_refused():
             self._policy.reset_layer(layer)
         sequence = self._publisher.next_sequence
-        found = hot.call(state, target, may_plan=True, stamp_ns=self._clock.now_ns())
+        began_ns = self._clock.now_ns()
+        found = hot.call(state, target, may_plan=True, stamp_ns=began_ns)
         if found == INCOMPLETE:
             return True
         if found == UNBOUND:
             self._stats.counters["plan_errors"] += 1
             self._policy.reset_layer(target.layer)
         if found != PUBLISHED:
+            if self._tracer.enabled:
+                _note_accepted(state, state.missing_A.tolist(), began_ns)
             return False
+        published_ns = self._clock.now_ns()
         self._book.passed(microbatch)
-        done = hot.done()
-        planned_ns = self._clock.now_ns()
-        self._tracer.span("plan", target, start_ns, planned_ns, sequence=sequence)
         self._under_way.add(sequence, target, state.tokens_A)
-        entry = self._outlet.ring.peek_entry(sequence) if self._tracer.enabled or self._watched() else None
-        if entry is not None:
-            self._outlet.trace_planned(entry, state.demand_E, hot.costs(target.layer))
-            self._outlet.trace_entry(entry)
         await self._outlet.ring_bells(sequence)
+        # From here on nobody waits; and the entry still stands, for the ring has more slots than targets can be under way.
+        self._tracer.span("plan", target, start_ns, published_ns, sequence=sequence)
+        done = hot.done()
         self._stats.counted(target.layer, done.loads, skipped=done.skipped)
-        if entry is not None and self._watched():
-            await self._report(self._stats.seen(entry, done.loads, skipped=done.skipped))
-        self._tracer.span("publish", target, planned_ns, self._clock.now_ns(), sequence=sequence)
+        if self._tracer.enabled or self._watched():
+            entry = self._outlet.ring.peek_entry(sequence)
+            if self._tracer.enabled:
+                _note_accepted(state, (0,) * len(state.tokens_A), began_ns)
+                times = PlanTimes(state.accepted_ns_A, began_ns, published_ns)
+                state.forget_times()
+                self._outlet.trace_planned(entry, hot.demand_E(), hot.costs, times)
+                self._outlet.trace_entry(entry)
+            if self._watched():
+                await self._report(self._stats.seen(entry, done.loads, skipped=done.skipped))
+        self._tracer.span("publish", target, published_ns, self._clock.now_ns(), sequence=sequence)
         if target.layer == self._num_layers - 1:
             await self._plain.step_ended(Complete(target, state.tokens_A, state.demand_E))
         return True
+
+
+def _note_accepted(state: Gathering, missing_A: Sequence[int], at_ns: int) -> None:
+    """The vectors that are not missing were found by ``at_ns``, those that were not noted before just then."""
+    for attention, missing in enumerate(missing_A):
+        if not missing and state.tokens_A[attention] and not state.accepted_ns_A[attention]:
+            state.accepted_ns_A[attention] = at_ns

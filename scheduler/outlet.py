@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from afore.core.clock import Clock
 from afore.core.config import TimeOptions
 from afore.core.demand import DemandVector
 from afore.core.errors import PeerLost
 from afore.core.plan import PlanEntry
+from afore.core.record import record
 from afore.core.topology import FFN, member_name
 from afore.core.trace import Tracer
 from afore.scheduler.costs import Costs
@@ -20,6 +21,18 @@ ROOM_POLL_US = 200.0
 
 Ring = Callable[[int], Awaitable[None]]
 """Rings every FFN worker's bell for a sequence."""
+
+
+@record
+class PlanTimes:
+    """When a target was planned."""
+
+    accepted_ns_A: Sequence[int]
+    """When each attention worker's vector was found whole; 0: it has no rows."""
+    began_ns: int
+    """Feedback was heard, and planning began."""
+    published_ns: int
+    """The entry was there for every reader."""
 
 
 class Outlet:
@@ -64,18 +77,20 @@ class Outlet:
         self.trace_entry(entry)
         await self.ring_bells(entry.sequence)
 
-    def trace_planned(self, entry: PlanEntry, demand_E: DemandVector, costs: Costs | None) -> None:
-        """What a plan was made from: with it, ``tools.plan explain`` repeats the plan."""
+    def trace_planned(self, entry: PlanEntry, demand_E: DemandVector, costs: Costs | None, times: PlanTimes) -> None:
+        """What a plan was made from (with it, ``tools.plan explain`` repeats the plan), and when."""
         if self.tracer.enabled:
             self.tracer.instant(
                 "planned",
-                self.clock.now_ns(),
+                times.published_ns,
                 entry.target,
                 sequence=entry.sequence,
                 policy=self._policy,
                 workers=self._num_workers,
                 demand=demand_E.tolist(),
                 costs=None if costs is None else [costs.tile_us, costs.copy_us, costs.window_us],
+                accepted_ns=list(times.accepted_ns_A),
+                began_ns=times.began_ns,
             )
 
     def trace_entry(self, entry: PlanEntry) -> None:

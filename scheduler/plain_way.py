@@ -11,7 +11,7 @@ from afore.core.plan import CopyStart, PlanEntry
 from afore.core.target import Target
 from afore.scheduler.answers import Answers
 from afore.scheduler.demand_book import Complete
-from afore.scheduler.outlet import Outlet
+from afore.scheduler.outlet import Outlet, PlanTimes
 from afore.scheduler.policies.base import Action, Assign, Copies, Policy
 from afore.scheduler.stats import SKIPPED_NO_GAIN, RunStats
 from afore.scheduler.under_way import UnderWay
@@ -62,6 +62,7 @@ class PlainWay:
             return
         for layer in self._publisher.newly_refused():
             self._policy.reset_layer(layer)
+        began_ns = self._clock.now_ns()
         # Its own copy: what a policy does to it must not reach the workers.
         actions = self._answers.to("on_demand", complete, complete.target, complete.demand_E.copy(), start_ns / 1e3)
         planned_ns = self._clock.now_ns()
@@ -70,20 +71,22 @@ class PlainWay:
         if not any(isinstance(action, Assign) for action in actions):
             self._waiting_for_assign[complete.target] = complete
             await self._ask_with_inputs(complete.target)
-        await self._act(actions, complete)
+        await self._act(actions, complete, began_ns)
         self._tracer.span("publish", complete.target, planned_ns, self._clock.now_ns(), sequence=sequence)
         if complete.target.layer == self._num_layers - 1:
             await self.step_ended(complete)
 
     async def with_inputs(self, complete: Complete) -> None:
         """Its inputs have come too, and its policy waits for them."""
-        await self._act(self._answers.to("on_inputs", complete, complete.target, self._clock.now_ns() / 1e3), complete)
+        began_ns = self._clock.now_ns()
+        await self._act(self._answers.to("on_inputs", complete, complete.target, began_ns / 1e3), complete, began_ns)
 
     async def step_ended(self, complete: Complete) -> None:
         """The step's last layer has been assigned."""
         target = complete.target
-        now_us = self._clock.now_ns() / 1e3
-        await self._act(self._answers.to("on_step_end", complete, target.microbatch, target.step, now_us), complete)
+        now_ns = self._clock.now_ns()
+        actions = self._answers.to("on_step_end", complete, target.microbatch, target.step, now_ns / 1e3)
+        await self._act(actions, complete, now_ns)
 
     async def inputs_arrived(self, target: Target) -> None:
         """One attention worker's inputs are there; with the last participant's the policy is asked again."""
@@ -109,7 +112,7 @@ class PlainWay:
             del self._inputs_seen[target]
             await self._inputs_complete(complete)
 
-    async def _act(self, actions: Sequence[Action], complete: Complete) -> None:
+    async def _act(self, actions: Sequence[Action], complete: Complete, began_ns: int) -> None:
         """Publishes what a policy answered: copies for the assigned target travel in its entry, others ahead of it."""
         assign = next((action for action in actions if isinstance(action, Assign)), None)
         own: list[tuple[int, int, int]] = []
@@ -132,8 +135,9 @@ class PlainWay:
             self._policy.reset_layer(assign.target.layer)
             return
         entry, skipped = self._publish(assign, complete, own, start)
+        times = PlanTimes(complete.accepted_ns_A, began_ns, self._clock.now_ns())
         self._under_way.add(entry.sequence, entry.target, entry.tokens_A)
-        self._outlet.trace_planned(entry, complete.demand_E, assign.costs)
+        self._outlet.trace_planned(entry, complete.demand_E, assign.costs, times)
         await self._outlet.announce(entry)
         loads = self._stats.planned(entry, complete.demand_E, skipped=skipped)
         if self._watched():
