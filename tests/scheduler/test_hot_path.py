@@ -183,7 +183,8 @@ def check_planned(moment: Span, story: Story) -> bool:
     entry = next(entry for entry in story.entries if entry.sequence == args["sequence"])
     assert len(times) == sum(tokens > 0 for tokens in entry.tokens_A)
     assert demand_crc(np.array(args["demand"], np.int32)) == entry.demand_crc
-    return min(times) < max(times)
+    waited: bool = min(times) < max(times)
+    return waited
 
 
 def test_stories_reach_what_they_are_for() -> None:
