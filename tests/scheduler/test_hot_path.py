@@ -50,7 +50,7 @@ def random_shape(rng: np.random.Generator) -> Shape:
         primaries_E=primaries_E,
         attention=int(rng.integers(1, 4)),
         microbatches=int(rng.integers(1, 4)),
-        policy=str(rng.choice(["afore", "afore-no-overlap"])),
+        policy=str(rng.choice(["afore", "afore-no-overlap", "afore-plus"])),
         costs=Costs(
             tile_us=20.0, copy_us=float(rng.choice([0.0, 1.0, 35.0])), window_us=float(rng.choice([0.0, 50.0]))
         ),
