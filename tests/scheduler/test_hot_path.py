@@ -168,7 +168,7 @@ class Story:
 
 def test_stories_reach_what_they_are_for() -> None:
     async def tell() -> None:
-        copies = shares = refusals = aborts = hot = 0
+        copies = shares = refusals = aborts = hot = searches = 0
         for seed in range(12):
             story = Story(seed)
             await story.tell(12)
@@ -178,10 +178,12 @@ def test_stories_reach_what_they_are_for() -> None:
             refusals += story.refusals
             aborts += story.aborts
             hot += story.sides[0].hot is not None
+            searches += story.shape.policy == "afore-plus" and story.sides[0].hot is not None
             assert story.sides[1].hot is None
         assert min(copies, shares) > 20
         assert min(refusals, aborts) > 2
         assert hot > 6
+        assert searches > 2
 
     run_virtual(tell())
 
