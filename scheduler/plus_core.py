@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from afore.scheduler.core_beyond import rebalance_beyond
 from afore.scheduler.core_layout import (
     H_BASE_MAX_TILES,
-    H_COMPACTNESS,
+    H_BOUND_TILES,
     H_COPIES,
     H_COPY_CAP,
+    H_LEAST_COST,
     H_MAX_TILES,
+    H_MOST_COST,
     H_TILE_TOKENS,
     H_TOTAL_TILES,
     H_TRIED,
@@ -34,7 +36,7 @@ from afore.scheduler.core_layout import (
     plain_indices,
 )
 from afore.scheduler.core_numba import _record, core_stamp
-from afore.scheduler.core_within import greatest, initialize, rebalance_within, sort_workers
+from afore.scheduler.core_within import greatest, initialize, least_load, rebalance_within, sort_workers, threshold
 from afore.scheduler.plus_bound import least_by_reach
 from afore.scheduler.plus_copies import copy_until, take_back
 from afore.scheduler.plus_flow import level
@@ -114,7 +116,8 @@ def _improve(
 ) -> float:
     """Leaves the best candidate in the buffer; returns its gain."""
     header, tiles, undo = p.header, p.tiles, p.undo
-    E, M, theta, C = p.head.size, header[H_TILE_TOKENS], header[H_COMPACTNESS], header[H_COPY_CAP]
+    E, M, C = p.head.size, header[H_TILE_TOKENS], header[H_COPY_CAP]
+    theta = threshold(p, demand, M)
     greedy_max, made = header[H_MAX_TILES], header[H_COPIES]
     for e in range(E):
         k = (demand[e] + M - 1) // M
@@ -198,7 +201,8 @@ def _plan_plus(
 ) -> float:
     """As ``core_numba.plan_in_place``, with the search behind it."""
     p = parts_of(buffer)
-    M, theta, N = p.header[H_TILE_TOKENS], p.header[H_COMPACTNESS], p.load.size
+    M = p.header[H_TILE_TOKENS]
+    theta = threshold(p, demand, M)
     total = initialize(p, demand, M, theta)
     if total < 0:
         return float(total)
@@ -207,9 +211,12 @@ def _plan_plus(
     sort_workers(p.rank, p.load)
     rebalance_within(p, theta)
     p.header[H_WITHIN_MAX_TILES] = p.load[p.rank[0]]
-    bound = (total + N - 1) // N
-    gain_us: float = rebalance_beyond(p, protected, theta, bound, tile_us, copy_us, window_us)
-    if p.header[H_MAX_TILES] > bound:
+    bound = least_load(p, total)
+    p.header[H_BOUND_TILES] = bound
+    load_us = tile_us / p.header[H_LEAST_COST]
+    gain_us: float = rebalance_beyond(p, protected, theta, bound, load_us, copy_us, window_us)
+    # The flow counts every worker's tile alike: with unequal speeds Algorithm 1's plan stands.
+    if p.header[H_MAX_TILES] > bound and p.header[H_MOST_COST] == 1:
         gain_us = _improve(p, scratch_of(scratch, p), demand, protected, bound, gain_us, tile_us, copy_us, window_us)
     _record(p, demand, M)
     return gain_us
