@@ -8,7 +8,6 @@ never worse in either. Copies pay against the best that flow alone reaches, whic
 from __future__ import annotations
 
 from afore.scheduler.core_layout import (
-    H_COMPACTNESS,
     H_COPIES,
     H_COPY_CAP,
     H_MAX_TILES,
@@ -88,11 +87,13 @@ def _sum_loads(p: Parts) -> None:
 
 
 @compiled
-def improve(p: Parts, q: Scratch, demand: Counts, protected: Flags, bound: int, gain_us: float, rates: Rates) -> float:
+def improve(
+    p: Parts, q: Scratch, demand: Counts, protected: Flags, theta: int, bound: int, gain_us: float, rates: Rates
+) -> float:
     """Leaves the best candidate in the buffer; returns its gain. Algorithm 1's plan is in it, with ``gain_us``."""
     tile_us, copy_us, window_us = rates
     header, tiles, undo = p.header, p.tiles, p.undo
-    E, M, theta, C = p.head.size, header[H_TILE_TOKENS], header[H_COMPACTNESS], header[H_COPY_CAP]
+    E, M, C = p.head.size, header[H_TILE_TOKENS], header[H_COPY_CAP]
     greedy_max, made = header[H_MAX_TILES], header[H_COPIES]
     for e in range(E):
         k = (demand[e] + M - 1) // M
