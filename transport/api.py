@@ -117,7 +117,8 @@ class Link(Protocol):
         Zero bytes with ``notify`` is a doorbell. Returns when ``data`` may be reused; does not suspend where there is credit.
         Calls take effect in their order, also those that wait. What raises, or is cancelled, has written nothing. Raises
         ``AccessRefused`` (out of bounds, a foreign key, an immediate over 32 bits), ``RegionRevoked``, ``PeerLost``,
-        ``LinkClosed``, ``DeadlineExceeded`` (no credit for a notification; the link stays usable).
+        ``LinkClosed``, ``DeadlineExceeded`` (no credit for a notification, or the peer does not read; the link stays usable).
+        Where news travel, ``RegionRevoked`` comes once they have: writes that cross them are dropped by the owner, whole.
         """
         ...
 
@@ -155,7 +156,7 @@ ChannelHandler = Callable[[Channel], Awaitable[None]]
 
 
 class Fabric(Protocol):
-    """One way of moving bytes between processes: ``loopback``, ``shm``; later ``tcp``, ``verbs``."""
+    """One way of moving bytes between processes: ``loopback``, ``shm``, ``tcp``."""
 
     @property
     def name(self) -> str: ...
