@@ -170,6 +170,10 @@ class Fabric(Protocol):
         """Whether ``map`` works between all peers: they share one host."""
         ...
 
+    def node_of(self, address: str) -> str:
+        """The node that an endpoint is on: endpoints of one node can ``map`` each other's regions."""
+        ...
+
     def register(self, nbytes: int, *, label: str) -> Region:
         """New zeroed region. ``label`` names it for humans and tools. Raises ``HostError`` (no room, no permission)."""
         ...

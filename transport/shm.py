@@ -133,6 +133,9 @@ class ShmFabric:
 
     # Memory
 
+    def node_of(self, address: str) -> str:
+        return ""
+
     def register(self, nbytes: int, *, label: str) -> ShmRegion:
         self._require_open()
         require_nbytes(nbytes, label)

@@ -4,6 +4,7 @@ A life: load the primaries into a region that peers may map; per epoch register 
 workers' exchanges and the scheduler's ring, link to all of them; then serve until the hub says stop. Side by side run:
 
 - bells: what may have come;
+- mirror: on the lead of a node, inputs from other nodes;
 - reader: plan entries as they are published → verdict, copies, turn;
 - migrator: watches copies land;
 - sequencer: turn → inputs → waits, partition, experts on the stream;
@@ -27,7 +28,10 @@ from afore.scheduler.policies.registry import policy_wants_inputs
 from afore.transport import bells
 from afore.transport.api import Lane, Link, MappedRegion, Region, RegionKey
 from afore.transport.crew import crew, reporting
+from afore.transport.exchange import InputReader
+from afore.transport.input_mirror import InputMirror, MirrorReader
 from afore.transport.layouts import Layouts, layouts_for
+from afore.transport.nodes import Nodes
 from afore.transport.ring import RingReader
 from afore.transport.session import HUB, Directory, HubSession, RoleContext
 from afore.workers.belfry import Belfry
@@ -35,9 +39,10 @@ from afore.workers.device.base import CopyJob
 from afore.workers.experts import Store
 from afore.workers.ffn_world import FfnParts, FfnWorld, Peer
 from afore.workers.group.base import Group
-from afore.workers.group.shared import AttentionPeer
+from afore.workers.group.shared import AttentionPeer, InputSource
 from afore.workers.inputs_watch import InputsWatch
 from afore.workers.migrator import Migrator
+from afore.workers.mirror_keeper import MirrorKeeper
 from afore.workers.reader import Reader
 from afore.workers.reports import Reports
 from afore.workers.sequencer import Sequencer, SequencerTimes
@@ -54,15 +59,16 @@ async def serve(ctx: RoleContext, world: FfnWorld) -> None:
     async with reporting(ctx):
         with ExitStack() as stack:
             worker = await load(ctx, world, stack)
-            bells_region: dict[str, Region] = {}
+            own: dict[str, Region] = {}
 
             def register(epoch: int, members: tuple[control.Member, ...]) -> dict[str, Region]:
-                bells_region["bells"] = ctx.fabric.register(64, label=f"{ctx.name}-bells")
-                return {**bells_region, "experts": worker.region}
+                for label, nbytes in region_sizes(ctx, worker, members).items():
+                    own[label] = ctx.fabric.register(nbytes, label=f"{ctx.name}-{label}")
+                    stack.callback(own[label].close)
+                return {**own, "experts": worker.region}
 
             directory = await ctx.hub.open_epoch(ctx.fabric, register)
-            stack.callback(bells_region["bells"].close)
-            epoch = await connect(ctx, worker, bells_region["bells"], directory, stack)
+            epoch = await connect(ctx, worker, own, directory, stack)
             await ctx.hub.linked(directory.epoch)
             await epoch.serve(ctx.hub)
 
@@ -121,17 +127,38 @@ def _shapes(ctx: RoleContext, spec: ModelSpec) -> list[tuple[StoreLayout, StoreS
 # Connect
 
 
+def region_sizes(ctx: RoleContext, worker: Worker, members: tuple[control.Member, ...]) -> dict[str, int]:
+    """Bytes of an epoch's regions, by label. Raises ``ConfigError`` for members that are spread as this version cannot serve."""
+    nodes = Nodes(ctx.fabric, {(m.role, m.rank): m.endpoint for m in members})
+    nodes.check()
+    sizes = {"bells": 64}
+    own = nodes.of(FFN, ctx.rank)
+    if nodes.lead(ctx.rank) == ctx.rank and any(
+        m.role == ATTENTION and nodes.of(m.role, m.rank) != own for m in members
+    ):
+        sizes["inputs"] = layouts_for(ctx.config, worker.spec).mirror.nbytes
+    return sizes
+
+
 async def connect(
-    ctx: RoleContext, worker: Worker, bells_region: Region, directory: Directory, stack: ExitStack
+    ctx: RoleContext, worker: Worker, own: dict[str, Region], directory: Directory, stack: ExitStack
 ) -> Epoch:
     """Maps and links what the epoch needs, and puts the parts together."""
     layouts = layouts_for(ctx.config, worker.spec)
     timeout_us = ctx.config.times.control_s * 1e6
+    nodes = directory.nodes
 
     def mapped(role: str, rank: int, label: str, *, writable: bool = False) -> MappedRegion:
         region = ctx.fabric.map(directory.key(role, rank, label), writable=writable)
         stack.callback(region.close)
         return region
+
+    def inputs_of(a: int) -> InputSource:
+        if nodes.together((ATTENTION, a), (FFN, ctx.rank)):
+            return InputReader(mapped(ATTENTION, a, "exchange").buffer, layouts.exchange, directory.epoch)
+        lead = nodes.lead(ctx.rank)
+        mirror = own["inputs"].buffer.toreadonly() if lead == ctx.rank else mapped(FFN, lead, "inputs").buffer
+        return MirrorReader(mirror, layouts.mirror, a, directory.epoch)
 
     peers_N: list[Peer] = []
     for rank, (layout, shape) in enumerate(_shapes(ctx, worker.spec)):
@@ -147,7 +174,7 @@ async def connect(
             AttentionPeer(
                 link=await directory.connect(ATTENTION, a, Lane.DATA),
                 key=directory.key(ATTENTION, a, "exchange"),
-                mapped=mapped(ATTENTION, a, "exchange"),
+                inputs=inputs_of(a),
             )
             for a in range(ctx.config.topology.attention)
         ],
@@ -168,10 +195,16 @@ async def connect(
         for rank in range(ctx.config.topology.ffn)
         if rank != ctx.rank
     ]
+    belfry = Belfry(own["bells"])
+    keeper = None
+    if "inputs" in own:
+        mirror = InputMirror(own["inputs"].buffer, layouts.mirror, directory.epoch)
+        keeper = MirrorKeeper(own["inputs"], mirror, belfry, neighbours, timeout_us=timeout_us)
     return Epoch(
         ctx,
         worker,
-        belfry=Belfry(bells_region),
+        belfry=belfry,
+        keeper=keeper,
         layouts=layouts,
         peers_N=peers_N,
         group=group,
@@ -191,6 +224,7 @@ class Epoch:
         worker: Worker,
         *,
         belfry: Belfry,
+        keeper: MirrorKeeper | None,
         layouts: Layouts,
         peers_N: list[Peer],
         group: Group,
@@ -215,6 +249,7 @@ class Epoch:
             primaries_E=self._primaries_E,
         )
         self.belfry = belfry
+        self._keeper = keeper
         self._inputs_watch = self._watch(ctx, belfry, group, reports, epoch)
         self.migrator = Migrator(
             name=ctx.name,
@@ -292,6 +327,8 @@ class Epoch:
         }
         if self._inputs_watch is not None:
             coros["inputs"] = self._inputs_watch.run()
+        if self._keeper is not None:
+            coros["mirror"] = self._keeper.run()
         return [tasks.create_task(coro, name=f"{self._name} {name}") for name, coro in coros.items()]
 
     async def _ring_neighbours(self, sequence: int) -> None:

@@ -63,6 +63,9 @@ class FaultyFabric:
     def maps_memory(self) -> bool:
         return self._fabric.maps_memory
 
+    def node_of(self, address: str) -> str:
+        return self._fabric.node_of(address)
+
     def register(self, nbytes: int, *, label: str) -> Region:
         return self._fabric.register(nbytes, label=label)
 

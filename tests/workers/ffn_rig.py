@@ -110,7 +110,7 @@ class Rig:
         endpoints = {member: next(iter(labels.values())).address for member, labels in keys.items()}
         for ctx, worker, bell_region in zip(contexts, self.workers, bell_regions, strict=True):
             directory = Directory(EPOCH, endpoints, keys, ctx.fabric, TIMEOUT_US)
-            self.epochs.append(await connect(ctx, worker, bell_region, directory, self._stack))
+            self.epochs.append(await connect(ctx, worker, {"bells": bell_region}, directory, self._stack))
         for fabric, doors in ((scheduler, self._doors), *((side.fabric, side.doors) for side in self.attention)):
             for rank, region in enumerate(bell_regions):
                 link = await fabric.connect(endpoints[FFN, rank], Lane.DEMAND, timeout_us=TIMEOUT_US)
