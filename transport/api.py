@@ -178,6 +178,10 @@ class Fabric(Protocol):
         """New zeroed region. ``label`` names it for humans and tools. Raises ``HostError`` (no room, no permission)."""
         ...
 
+    def resolve(self, key: RegionKey) -> RegionKey:
+        """The key by which this endpoint's links and ``map`` know a peer's region: the same one, where there is only one way."""
+        ...
+
     def map(self, key: RegionKey, *, writable: bool = False) -> MappedRegion:
         """Maps a peer's region in place. Raises ``RegionRevoked`` when it is gone, ``AccessRefused`` where memory is not shared."""
         ...

@@ -193,7 +193,7 @@ class HubSession:
         return Directory(
             epoch=opened.epoch,
             endpoints={(m.role, m.rank): m.endpoint for m in opened.members},
-            keys={(m.role, m.rank): {k.label: _key(k) for k in m.keys} for m in directory.members},
+            keys={(m.role, m.rank): {k.label: fabric.resolve(_key(k)) for k in m.keys} for m in directory.members},
             fabric=fabric,
             connect_timeout_us=self._timeout_us,
         )

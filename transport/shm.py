@@ -154,6 +154,9 @@ class ShmFabric:
         self._regions.pop(region.key.region, None)
         self._inboxes.pop(region.key.region, None)
 
+    def resolve(self, key: RegionKey) -> RegionKey:
+        return key
+
     def map(self, key: RegionKey, *, writable: bool = False) -> ShmMapping:
         self._require_open()
         if key.fabric != "shm":

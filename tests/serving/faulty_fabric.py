@@ -69,6 +69,9 @@ class FaultyFabric:
     def register(self, nbytes: int, *, label: str) -> Region:
         return self._fabric.register(nbytes, label=label)
 
+    def resolve(self, key: RegionKey) -> RegionKey:
+        return self._fabric.resolve(key)
+
     def map(self, key: RegionKey, *, writable: bool = False) -> MappedRegion:
         return self._fabric.map(key, writable=writable)
 
