@@ -54,9 +54,9 @@ class Directory:
     links: list[Link] = field(default_factory=list)
 
     def key(self, role: str, rank: int, label: str) -> RegionKey:
-        """The key of a member's region. Raises ``RegionRevoked`` when the epoch has none of that label."""
+        """The key of a member's region. Raises ``RegionRevoked`` when the epoch has none of that label, ``PeerLost`` without a way."""
         try:
-            return self.keys[role, rank][label]
+            return self.fabric.resolve(self.keys[role, rank][label])
         except KeyError:
             name = member_name(role, rank)
             raise RegionRevoked(name, f"no region {label!r} in epoch {self.epoch}") from None
@@ -193,7 +193,7 @@ class HubSession:
         return Directory(
             epoch=opened.epoch,
             endpoints={(m.role, m.rank): m.endpoint for m in opened.members},
-            keys={(m.role, m.rank): {k.label: fabric.resolve(_key(k)) for k in m.keys} for m in directory.members},
+            keys={(m.role, m.rank): {k.label: _key(k) for k in m.keys} for m in directory.members},
             fabric=fabric,
             connect_timeout_us=self._timeout_us,
         )
