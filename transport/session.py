@@ -54,7 +54,7 @@ class Directory:
     links: list[Link] = field(default_factory=list)
 
     def key(self, role: str, rank: int, label: str) -> RegionKey:
-        """The key of a member's region. Raises ``RegionRevoked`` when the epoch has none of that label, ``PeerLost`` without a way."""
+        """The key of a member's region. Raises ``RegionRevoked`` when the epoch has none of that label, ``PeerLost``."""
         try:
             return self.fabric.resolve(self.keys[role, rank][label])
         except KeyError:
