@@ -38,12 +38,18 @@ class Nodes:
         """The lead of FFN worker ``rank``'s node."""
         return self._leads[self._node_of[FFN, rank]]
 
+    @property
+    def ring_is_mirrored(self) -> bool:
+        """Whether each node with FFN workers has a copy of the plan ring: where not all of them are beside the scheduler."""
+        return any(node != self._node_of[SCHEDULER, 0] for node in self._leads)
+
     def check(self) -> None:
         """Raises ``ConfigError`` for a spread that this version cannot serve."""
+        first = self._node_of[FFN, 0]
         for (role, rank), node in self._node_of.items():
-            if role == FFN and node != self._node_of[SCHEDULER, 0]:
+            if role == FFN and node != first:
                 raise ConfigError(
                     "topology",
-                    f"{member_name(role, rank)} is on node {node!r}, the scheduler on {self._node_of[SCHEDULER, 0]!r}",
-                    "run the scheduler and all FFN workers on one node: they map one another's memory",
+                    f"{member_name(role, rank)} is on node {node!r}, {member_name(FFN, 0)} on {first!r}",
+                    "run all FFN workers on one node: they copy experts out of one another's memory",
                 )

@@ -32,6 +32,8 @@ PLACES: dict[str, Callable[[str], str]] = {
     "one attention worker beside the experts": lambda member: (
         "b" if member.startswith(("ffn", "scheduler")) or member == "attention-1" else "a"
     ),
+    "scheduler apart": lambda member: "b" if member.startswith("ffn") else "a",
+    "scheduler by itself": lambda member: "s" if member.startswith("scheduler") else "b",
     "every attention worker by itself": lambda member: "b" if member.startswith(("ffn", "scheduler")) else member,
 }
 
@@ -65,6 +67,6 @@ async def test_tokens_are_the_same_where_attention_and_experts_share_no_memory(p
 
 async def test_experts_on_two_nodes_are_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
     config = RunConfig(topology=Topology(attention=1, ffn=2), device=DeviceOptions(threads=False))
-    with pytest.raises(RoleLost, match=r"ffn-1 is on node 'c', the scheduler on 'b'.*on one node"):
+    with pytest.raises(RoleLost, match=r"ffn-1 is on node 'c', ffn-0 on 'b'.*on one node"):
         async with on_nodes(config, lambda member: "c" if member == "ffn-1" else "b"):
             pass
