@@ -172,6 +172,7 @@ def _planning(
             num_experts=spec.num_experts,
             num_microbatches=topology.microbatches,
             take=mailbox.take,
+            now_ns=ctx.clock.now_ns,
         ),
         ring=ring,
         publisher=publisher,
