@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from afore.core.errors import AccessRefused, PeerLost
+from afore.core.topology import NODE_NAME
 from afore.transport.api import (
     Channel,
     ChannelHandler,
@@ -24,7 +25,7 @@ from afore.transport.api import (
     RegionKey,
 )
 from afore.transport.queues import Inbox
-from afore.transport.routed_names import ROUTED, RoutedAddress, RoutedKey, check_node
+from afore.transport.routed_names import ROUTED, RoutedAddress, RoutedKey, is_routed
 from afore.transport.shm import ShmFabric
 from afore.transport.shm_region import ShmRegion
 
@@ -76,7 +77,8 @@ class RoutedFabric:
 
     def __init__(self, node: str, near: ShmFabric, far: Mapping[str, FarFabric]) -> None:
         """``node``: this process's. ``far``: by fabric's name, the preferred first; none: this endpoint is for neighbours only."""
-        self._node = check_node(node)
+        assert NODE_NAME.fullmatch(node), node
+        self._node = node
         self._near = near
         self._far = dict(far)
         self._resolved: dict[RegionKey, RegionKey] = {}
@@ -168,6 +170,8 @@ class RoutedFabric:
             await fabric.listen(fabric.address, handler)
 
     async def dial(self, address: str, *, timeout_us: float) -> Channel:
+        if not is_routed(address):
+            return await self._near.dial(address, timeout_us=timeout_us)
         peer = RoutedAddress.parse(address)
         way = self._way(peer)
         if way is None:

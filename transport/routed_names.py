@@ -8,24 +8,21 @@ So they travel wherever plain addresses and keys do. Pure.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from afore.core.errors import ConfigError, WireError
+from afore.core.errors import WireError
+from afore.core.topology import NODE_NAME
 from afore.transport.api import RegionKey
 
 ROUTED = "routed"
 """The fabric of such a key."""
 _SEPARATOR = ";"
-_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def check_node(node: str) -> str:
-    """``node`` itself. Raises ``ConfigError`` for what is no node's name."""
-    if not _NODE.fullmatch(node):
-        raise ConfigError("topology.node", f"{node!r} is no name", "give 1 to 64 letters, digits, '.', '_' or '-'")
-    return node
+def is_routed(address: str) -> bool:
+    """Whether this is such an address, or a plain one of the node itself."""
+    return _SEPARATOR in address
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ class RoutedAddress:
         """Raises ``WireError`` for what no endpoint of this kind says."""
         node, *rest = address.split(_SEPARATOR)
         ways = [part.partition("=") for part in rest[1:]]
-        if not rest or not _NODE.fullmatch(node) or not all(fabric and there for fabric, _, there in ways):
+        if not rest or not NODE_NAME.fullmatch(node) or not all(fabric and there for fabric, _, there in ways):
             raise WireError(address[:80], "is no address of a cluster on several nodes", "do all sides agree?")
         return cls(node, rest[0], {fabric: there for fabric, _, there in ways})
 

@@ -116,6 +116,11 @@ class ShmFabric:
         return Path(self._directory.path)
 
     @property
+    def secret(self) -> bytes:
+        """What the processes of the run prove to each other."""
+        return self._door.identity.secret
+
+    @property
     def maps_memory(self) -> bool:
         return True
 
