@@ -110,15 +110,29 @@ def member_name(role: str, rank: int) -> str:
     return f"{role}-{rank}"
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """``127.0.0.1:29513`` or ``[::1]:29513`` as (host, port). Raises ``ConfigError``."""
+def split_address(
+    address: str,
+    *,
+    field: str = "topology.rendezvous",
+    example: str = f"127.0.0.1:{RENDEZVOUS_PORT}",
+    any_port: bool = False,
+) -> tuple[str, int]:
+    """``127.0.0.1:29513`` or ``[::1]:29513`` as (host, port); ``any_port`` allows 0, for the kernel's choice.
+
+    Raises ``ConfigError`` about ``field``, with the ``example``.
+    """
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     digits = port.isascii() and port.isdecimal() and len(port) <= 5
-    if not colon or not is_host(host) or not digits or not 1 <= int(port) <= 65535:
+    if not colon or not is_host(host) or not digits or not (0 if any_port else 1) <= int(port) <= 65535:
         shown = address if len(address) <= 80 else address[:77] + "…"
-        raise ConfigError("topology.rendezvous", f"{shown!r} is no HOST:PORT", f"such as 127.0.0.1:{RENDEZVOUS_PORT}")
+        raise ConfigError(field, f"{shown!r} is no HOST:PORT", f"such as {example}")
     return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The other way round: brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_host(host: str) -> bool:

@@ -12,7 +12,7 @@ from afore.transport.api import Fabric
 from afore.transport.handshake import Identity
 from afore.transport.loopback import LoopbackFabric, LoopbackFaults, LoopbackNetwork
 from afore.transport.shm import ShmConfig, ShmFabric
-from afore.transport.sockets import connect_unix
+from afore.transport.unix_sockets import connect_unix
 
 CREDITS = 64
 """Notifications that a link of every world carries before its writer has to wait."""
