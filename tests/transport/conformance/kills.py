@@ -163,7 +163,12 @@ class Survivor:
 async def _ended(sentinel: int) -> None:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(sentinel, lambda: ended.done() or ended.set_result(None))
+
+    def note() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    loop.add_reader(sentinel, note)
     try:
         await ended
     finally:
