@@ -171,8 +171,16 @@ class Fabric(Protocol):
         """Whether ``map`` works between all peers: they share one host."""
         ...
 
+    def node_of(self, address: str) -> str:
+        """The node that an endpoint is on: endpoints of one node can ``map`` each other's regions."""
+        ...
+
     def register(self, nbytes: int, *, label: str) -> Region:
         """New zeroed region. ``label`` names it for humans and tools. Raises ``HostError`` (no room, no permission)."""
+        ...
+
+    def resolve(self, key: RegionKey) -> RegionKey:
+        """The key by which this endpoint's links and ``map`` know a peer's region: the same one, where there is only one way."""
         ...
 
     def map(self, key: RegionKey, *, writable: bool = False) -> MappedRegion:

@@ -22,8 +22,10 @@ from afore.transport.channel import StreamChannel
 from afore.transport.endpoint import StreamEndpoint
 from afore.transport.handshake import Hello, Identity, admit
 from afore.transport.private_segment import PrivateSegment
+from afore.transport.queues import Inbox
 from afore.transport.records import LINK_TERMS
 from afore.transport.tcp_config import CREDITS_LIMIT, TcpConfig
+from afore.transport.tcp_exposed import ExposedMemory
 from afore.transport.tcp_keys import new_key, require_genuine
 from afore.transport.tcp_link import Owned, TcpInbound, TcpLink, close_inbound
 from afore.transport.tcp_region import TcpRegion
@@ -92,6 +94,27 @@ class TcpFabric:
         del self._regions[number], self._owned[number]
         for link in self._inbound:
             link.revoke(number, region.number)
+
+    def expose(self, buffer: memoryview, inbox: Inbox, *, label: str) -> RegionKey:
+        """Peers may write into ``buffer``, whose owner is another fabric; their notifications go to ``inbox``."""
+        self._door.require_open()
+        region = next(self._numbers)
+        key, number = new_key(self._config.shared_secret, self.address, region, buffer.nbytes)
+        self._owned[region] = ExposedMemory(buffer, key, number, inbox)
+        return key
+
+    def conceal(self, key: RegionKey) -> None:
+        """Ends that: writers are told, and nothing lands any more. Idempotent."""
+        exposed = self._owned.pop(key.region, None)
+        if exposed is not None:
+            for link in self._inbound:
+                link.revoke(key.region, exposed.number)
+
+    def node_of(self, address: str) -> str:
+        return address
+
+    def resolve(self, key: RegionKey) -> RegionKey:
+        return key
 
     def map(self, key: RegionKey, *, writable: bool = False) -> MappedRegion:
         """Raises ``AccessRefused``: nothing is shared here."""

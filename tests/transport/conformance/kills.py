@@ -163,16 +163,16 @@ class Survivor:
 async def _ended(sentinel: int) -> None:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(sentinel, _tell, ended)
+
+    def note() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    loop.add_reader(sentinel, note)
     try:
         await ended
     finally:
         loop.remove_reader(sentinel)
-
-
-def _tell(ended: asyncio.Future[None]) -> None:
-    if not ended.done():
-        ended.set_result(None)
 
 
 def _descriptors() -> int:
