@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--verbs",
         default="",
-        help="bindings (pyverbs, ibverbs) with which the fabrics' suite runs over this machine's RDMA device, and over nothing else",
+        help="bindings (pyverbs,ibverbs): the fabrics' suite runs over this machine's RDMA device, and over nothing else",
     )
 
 
