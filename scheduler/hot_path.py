@@ -59,15 +59,13 @@ class HotPath:
     ) -> None:
         layers = policy.compiled_layers()
         assert layers is not None
-        compile_hot_path()
+        compile_hot_path(search=layers[0].scratch is not None)
         self._policy = policy
         self._start = int(CopyStart.ARRIVAL if policy.start == "arrival" else CopyStart.NOW)
         self._publisher = publisher
         self._ring = ring
-        self._states_L = [
-            (buffer, window, bound) for (buffer, window), bound in zip(layers, cells.cells_L, strict=True)
-        ]
-        self._headers_L = [buffer[: layout.HEADER] for buffer, _ in layers]
+        self._states_L = [(*layer, bound) for layer, bound in zip(layers, cells.cells_L, strict=True)]
+        self._headers_L = [layer.buffer[: layout.HEADER] for layer in layers]
         self._shape = wire_shape(mailbox.layout, ring.layout, epoch)
         self._regions = mailbox.words32(), ring.words64()
         header = self._headers_L[0]
@@ -90,12 +88,13 @@ class HotPath:
 
         The ring must have room, and refusals must have been heard. Returns the status (``hot_core``).
         """
-        buffer, window, bound = self._states_L[target.layer]
+        buffer, scratch, window, bound = self._states_L[target.layer]
         costs = self._costs = self._policy.costs(target.layer)
         out = self._out
         status = int(
             hot_core(
                 buffer,
+                scratch,
                 state.words,
                 *self._regions,
                 window,
@@ -157,7 +156,7 @@ def compiled_cells(policy: Policy, mailbox: Mailbox, ring: RingWriter) -> CellBi
     layers = policy.compiled_layers() if isinstance(policy, Afore) else None
     if not layers or not can_compile(mailbox.words32().data, ring.words64().data):
         return None
-    header = layers[0][0][: layout.HEADER].tolist()
+    header = layers[0].buffer[: layout.HEADER].tolist()
     N, R, cap = header[layout.H_WORKERS], header[layout.H_SLOTS], header[layout.H_COPY_CAP]
     shape = ring.layout
     if R == 0 or shape.max_shares < N * R or shape.max_copies < cap:

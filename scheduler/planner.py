@@ -7,7 +7,7 @@ plan = planner.plan(demand_E, protected=window.protected(), costs=Costs(tile_us=
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from afore.scheduler.core_numba import adopt_core, compile_planner, plan_core
 from afore.scheduler.core_within import MAX_TOKENS
 from afore.scheduler.costs import Costs
 from afore.scheduler.plan import Plan, PlannerConfig, ProtectedWindow, why_no_copies
+from afore.scheduler.plus_layout import scratch_words
 
 __all__ = ["Plan", "Planner", "PlannerConfig", "ProtectedWindow", "compile_planner"]
 
@@ -29,19 +30,28 @@ class Planner:
     ``primaries`` [E] are the fixed workers' ranks. Raises ``ConfigError``.
     """
 
+    searches: ClassVar[bool] = False
+    """Whether the search of ``afore-plus`` follows Algorithm 1."""
+
     def __init__(self, config: PlannerConfig, primaries: NDArray[np.integer[Any]] | Sequence[int]) -> None:
-        compile_planner()
+        compile_planner(search=self.searches)
         self.config = config
         self.primaries_E = config.check_primaries(primaries)
         E, N, R = config.num_experts, config.num_workers, int(config.slots_N.max())
         C = min(config.budget, N * R)
         self.buffer = np.zeros(layout.buffer_words(E, N, R, C), np.int32)
         """The packed buffer (``core_layout``), for compiled callers: slot table, carried state, and the last plan."""
+        self.scratch = np.zeros(scratch_words(E, N, R, C), np.int32) if self.searches else None
+        """Working memory of the search, for compiled callers; nothing in it is carried."""
         header = self.buffer[: layout.HEADER]
         header[layout.H_EXPERTS], header[layout.H_WORKERS], header[layout.H_SLOTS] = E, N, R
         header[layout.H_COPY_CAP] = C
         header[layout.H_TILE_TOKENS], header[layout.H_COMPACTNESS] = config.tile_tokens, config.compactness
+        header[layout.H_COMPACTNESS_SHARE] = config.share_1024
+        costs_N = config.costs_N
+        header[layout.H_LEAST_COST], header[layout.H_MOST_COST] = min(costs_N), max(costs_N)
         parts: layout.Parts = layout.parts_of.py_func(self.buffer)
+        parts.cost[:] = costs_N
         parts.primary[:] = self.primaries_E
         parts.homed[:] = np.argsort(self.primaries_E, kind="stable")
         parts.homed_from[:] = np.searchsorted(np.sort(self.primaries_E), np.arange(N + 1))
@@ -50,6 +60,7 @@ class Planner:
         self._slots_S = parts.slots
         self._shape = (E, N, R)
         self._most_copies = C
+        self._load_unit, self._most_tokens = min(costs_N), MAX_TOKENS // max(costs_N)
         self._plan_words = self.buffer[: layout.plan_words(E, N, R, C)]
         self._home_cells_E = np.arange(E) * N + self.primaries_E
         self._demand_E = np.zeros(E, np.int64)
@@ -80,7 +91,9 @@ class Planner:
             )
         self._demand_E[:] = given_E
         flags_S = self._nothing_S if protected is None else self._flags(protected)
-        gain_us: float = plan_core(self.buffer, self._demand_E, flags_S, costs.tile_us, costs.copy_us, costs.window_us)
+        gain_us: float = plan_core(
+            self.buffer, self.scratch, self._demand_E, flags_S, costs.tile_us, costs.copy_us, costs.window_us
+        )
         if gain_us < 0:
             raise ValueError(self._refused())
         return self._snapshot(gain_us, costs)
@@ -116,7 +129,7 @@ class Planner:
         negative = np.flatnonzero(self._demand_E < 0)
         if negative.size:
             return f"demand_E: {self._demand_E[negative[0]]} pairs for expert {negative[0]}"
-        return f"demand_E: {sum(self._demand_E.tolist())} pairs in all; a target has at most {MAX_TOKENS}"
+        return f"demand_E: {sum(self._demand_E.tolist())} pairs in all; a target has at most {self._most_tokens:,}"
 
     def _snapshot(self, gain_us: float, costs: Costs) -> Plan:
         E, N, R = self._shape
@@ -132,7 +145,7 @@ class Planner:
         assign[shares_X4[:, 0] * N + shares_X4[:, 1]] = shares_X4[:, 3]
         made = header[layout.H_COPIES]
         copies = words[copies_at : copies_at + 3 * made].tolist()
-        bound = -(-header[layout.H_TOTAL_TILES] // N)
+        bound = header[layout.H_BOUND_TILES]
         within_max = header[layout.H_WITHIN_MAX_TILES]
         skipped = ""
         if made == 0:
@@ -154,6 +167,7 @@ class Planner:
             bound_tiles=bound,
             base_max_tiles=header[layout.H_BASE_MAX_TILES],
             within_max_tiles=within_max,
+            load_unit=self._load_unit,
             skipped=skipped,
             costs=costs,
         )

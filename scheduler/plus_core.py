@@ -1,4 +1,4 @@
-"""``afore-plus`` as one compiled call: Algorithm 1 first, then, where it stays above the bound, a search by exact flow.
+"""The search of ``afore-plus``: where Algorithm 1 stays above the bound, exact flow and copies across its cut.
 
 It works on the planner's packed buffer (``core_layout``) and a scratch array (``plus_layout``). A candidate replaces Algorithm 1's
 plan only if its most loaded worker has no more tiles and its net cost (β_tile · maximum + exposed copy time) is less: the result is
@@ -7,38 +7,24 @@ never worse in either. Copies pay against the best that flow alone reaches, whic
 
 from __future__ import annotations
 
-import zlib
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numba import njit, types
-from numpy.typing import NDArray
-
-from afore.scheduler.core_beyond import rebalance_beyond
 from afore.scheduler.core_layout import (
-    H_BASE_MAX_TILES,
-    H_COMPACTNESS,
     H_COPIES,
     H_COPY_CAP,
     H_MAX_TILES,
     H_TILE_TOKENS,
-    H_TOTAL_TILES,
     H_TRIED,
     H_WITHIN_MAX_TILES,
+    Counts,
+    Flags,
     Parts,
-    Words,
+    Rates,
     bind,
     compiled,
-    parts_of,
-    plain_indices,
 )
-from afore.scheduler.core_numba import _record, core_stamp
-from afore.scheduler.core_within import greatest, initialize, rebalance_within, sort_workers
 from afore.scheduler.plus_bound import least_by_reach
 from afore.scheduler.plus_copies import copy_until, take_back
 from afore.scheduler.plus_flow import level
-from afore.scheduler.plus_layout import KEPT, KEPT_MAX, MADE, SEARCH, Scratch, copy_words, scratch_of
+from afore.scheduler.plus_layout import KEPT, KEPT_MAX, MADE, SEARCH, Scratch, copy_words
 
 ORDERS = 2
 MOST_TARGETS = 8
@@ -101,20 +87,13 @@ def _sum_loads(p: Parts) -> None:
 
 
 @compiled
-def _improve(
-    p: Parts,
-    q: Scratch,
-    demand: NDArray[np.int64],
-    protected: NDArray[np.bool_],
-    bound: int,
-    gain_us: float,
-    tile_us: float,
-    copy_us: float,
-    window_us: float,
+def improve(
+    p: Parts, q: Scratch, demand: Counts, protected: Flags, theta: int, bound: int, gain_us: float, rates: Rates
 ) -> float:
-    """Leaves the best candidate in the buffer; returns its gain."""
+    """Leaves the best candidate in the buffer; returns its gain. Algorithm 1's plan is in it, with ``gain_us``."""
+    tile_us, copy_us, window_us = rates
     header, tiles, undo = p.header, p.tiles, p.undo
-    E, M, theta, C = p.head.size, header[H_TILE_TOKENS], header[H_COMPACTNESS], header[H_COPY_CAP]
+    E, M, C = p.head.size, header[H_TILE_TOKENS], header[H_COPY_CAP]
     greedy_max, made = header[H_MAX_TILES], header[H_COPIES]
     for e in range(E):
         k = (demand[e] + M - 1) // M
@@ -184,74 +163,3 @@ def _improve(
         return 0.0
     kept_us: float = flow_us - tile_us * q.counts[KEPT_MAX] - _exposed(p, q, copy_us, window_us)
     return kept_us
-
-
-@compiled
-def _plan_plus(
-    buffer: Words,
-    scratch: Words,
-    demand: NDArray[np.int64],
-    protected: NDArray[np.bool_],
-    tile_us: float,
-    copy_us: float,
-    window_us: float,
-) -> float:
-    """As ``core_numba.plan_in_place``, with the search behind it."""
-    p = parts_of(buffer)
-    M, theta, N = p.header[H_TILE_TOKENS], p.header[H_COMPACTNESS], p.load.size
-    total = initialize(p, demand, M, theta)
-    if total < 0:
-        return float(total)
-    p.header[H_TOTAL_TILES] = total
-    p.header[H_BASE_MAX_TILES] = greatest(p.base)
-    sort_workers(p.rank, p.load)
-    rebalance_within(p, theta)
-    p.header[H_WITHIN_MAX_TILES] = p.load[p.rank[0]]
-    bound = (total + N - 1) // N
-    gain_us: float = rebalance_beyond(p, protected, theta, bound, tile_us, copy_us, window_us)
-    if p.header[H_MAX_TILES] > bound:
-        gain_us = _improve(p, scratch_of(scratch, p), demand, protected, bound, gain_us, tile_us, copy_us, window_us)
-    _record(p, demand, M)
-    return gain_us
-
-
-def _plus_stamp() -> int:
-    """Checksum of the files that hold what the entry calls."""
-    checksum = core_stamp()
-    for name in ("plus_core.py", "plus_bound.py", "plus_copies.py", "plus_flow.py", "plus_layout.py"):
-        checksum = zlib.crc32((Path(__file__).parent / name).read_bytes(), checksum)
-    return checksum
-
-
-def _build(stamp: int) -> Any:
-    """The cached entry; ``stamp`` as in ``core_numba``."""
-
-    @njit(nogil=True, error_model="numpy", cache=True)
-    def plus_entry(
-        buffer: Words,
-        scratch: Words,
-        demand: NDArray[np.int64],
-        protected: NDArray[np.bool_],
-        tile_us: float,
-        copy_us: float,
-        window_us: float,
-    ) -> float:
-        gain_us: float = (
-            _plan_plus(buffer, scratch, demand, protected, tile_us, copy_us, window_us) if stamp >= 0 else np.nan
-        )
-        return gain_us
-
-    return plus_entry
-
-
-plan_plus_core = _build(_plus_stamp())
-
-
-def compile_plus() -> None:
-    """Compiles the entry, or loads it from numba's cache; as ``core_numba.compile_planner``."""
-    if not plan_plus_core.signatures:
-        words, flags = types.Array(types.int32, 1, "C"), types.Array(types.boolean, 1, "C")
-        real = types.float64
-        with plain_indices():
-            plan_plus_core.compile((words, words, types.Array(types.int64, 1, "C"), flags, real, real, real))
-        plan_plus_core.disable_compile()

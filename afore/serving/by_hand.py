@@ -93,7 +93,7 @@ def run_by_hand(
     logging.basicConfig(level=log_level.upper(), format=f"%(asctime)s {name} %(levelname)s %(message)s", force=True)
     with contextlib.suppress(asyncio.CancelledError):
         # Before the loop: meanwhile nothing else could be done, and Ctrl-C works as it does anywhere.
-        _compile(roles, line)
+        _compile(roles, config.policy, line)
         uvloop.run(_Process(roles, rank, cluster, config, given, line).run())
     return 0
 
@@ -348,14 +348,15 @@ def _join(cluster: str, label: str) -> ShmFabric:
         raise ClusterLost(cluster, "it ended while this process joined it", "start its door again") from error
 
 
-def _compile(roles: Sequence[str], line: StatusLine) -> None:
+def _compile(roles: Sequence[str], policy: str, line: StatusLine) -> None:
     """Has the kernels of these roles before they join: a role that compiled while it serves would stand still for a minute."""
     if SCHEDULER in roles or FFN in roles:
         line.say("loading kernels (the first start compiles them: about a minute)")
     if SCHEDULER in roles:
-        from afore.scheduler.planner import compile_planner
+        from afore.scheduler.policies.registry import policy_kernels
 
-        compile_planner()
+        for compile_group in policy_kernels(policy):
+            compile_group()
     if FFN in roles:
         from afore.workers.kernels import compile_kernels
 

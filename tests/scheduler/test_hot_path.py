@@ -53,7 +53,7 @@ def random_shape(rng: np.random.Generator) -> Shape:
         primaries_E=primaries_E,
         attention=int(rng.integers(1, 4)),
         microbatches=int(rng.integers(1, 4)),
-        policy=str(rng.choice(["afore", "afore-no-overlap"])),
+        policy=str(rng.choice(["afore", "afore-no-overlap", "afore-plus"])),
         costs=Costs(
             tile_us=20.0, copy_us=float(rng.choice([0.0, 1.0, 35.0])), window_us=float(rng.choice([0.0, 50.0]))
         ),
@@ -189,7 +189,7 @@ def check_planned(moment: Span, story: Story) -> bool:
 
 def test_stories_reach_what_they_are_for() -> None:
     async def tell() -> None:
-        copies = shares = refusals = aborts = hot = waited = 0
+        copies = shares = refusals = aborts = hot = waited = searches = 0
         for seed in range(12):
             story = Story(seed)
             await story.tell(12)
@@ -199,6 +199,7 @@ def test_stories_reach_what_they_are_for() -> None:
             refusals += story.refusals
             aborts += story.aborts
             hot += story.sides[0].hot is not None
+            searches += story.shape.policy == "afore-plus" and story.sides[0].hot is not None
             assert story.sides[1].hot is None
             for moment in story.planned:
                 waited += check_planned(moment, story)
@@ -206,6 +207,7 @@ def test_stories_reach_what_they_are_for() -> None:
         assert min(refusals, aborts) > 2
         assert hot > 6
         assert waited > 6
+        assert searches > 2
 
     run_virtual(tell())
 

@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
             driver = build_driver(Path(folder))
         except HostError as error:
             notes.append(f"no C++ build: {error}; cores are timed from Python, about a microsecond more a call")
-        cores = {name: core for name, make in CORES.items() if (core := make()) is not None}
+        cores = {name: make() for name, make in CORES.items()}
         public = find_public(options.public, Path(options.wheels or folder), notes) if options.public else []
         results = [_measure(row, options, driver, cores, public, traces, notes) for row in rows]
     report = {
