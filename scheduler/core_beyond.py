@@ -6,8 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afore.core.slots import EMPTY, NO_SUCH_SLOT
-from afore.scheduler.core_layout import H_COPIES, H_COPY_CAP, H_MAX_TILES, H_SLOTS, H_TRIED, Parts, bind, compiled
-from afore.scheduler.core_within import move_load
+from afore.scheduler.core_layout import (
+    H_COPIES,
+    H_COPY_CAP,
+    H_LEAST_COST,
+    H_MAX_TILES,
+    H_MOST_COST,
+    H_SLOTS,
+    H_TRIED,
+    Parts,
+    bind,
+    compiled,
+)
+from afore.scheduler.core_within import move_load, to_even
 
 
 @compiled
@@ -47,16 +58,19 @@ def _best_beyond(p: Parts, h: int, c: int, half: int, theta: int) -> tuple[int, 
 @compiled
 def _find_beyond(p: Parts, protected: NDArray[np.bool_], theta: int) -> tuple[int, int, int, int, int]:
     """First pair in order that admits a move to a new replica: (rank of h, rank of c, expert, cell, tiles)."""
-    rank, load, full = p.rank, p.load, p.full
+    rank, load, cost, full = p.rank, p.load, p.cost, p.full
+    least, uneven = p.header[H_LEAST_COST], p.header[H_MOST_COST] > 1
     N = load.size
     for i in range(N):
         h = rank[i]
-        if (load[h] - load[rank[N - 1]]) >> 1 <= theta:
+        spread = load[h] - load[rank[N - 1]]
+        if (to_even(spread, least, least) if uneven else spread >> 1) <= theta:
             break
         end = N
         while end > 0:
             low = load[rank[end - 1]]
-            half = (load[h] - low) >> 1
+            difference = load[h] - low
+            half = to_even(difference, cost[h], least) if uneven else difference >> 1
             if half <= theta:
                 break
             begin = end - 1
@@ -66,6 +80,10 @@ def _find_beyond(p: Parts, protected: NDArray[np.bool_], theta: int) -> tuple[in
                 c = rank[j]
                 if full[c]:
                     continue
+                if uneven:
+                    half = to_even(difference, cost[h], cost[c])
+                    if half <= theta:
+                        continue
                 s = _safe_slot(p, c, protected)
                 if s < 0:
                     full[c] = 1
@@ -81,8 +99,11 @@ def _find_beyond(p: Parts, protected: NDArray[np.bool_], theta: int) -> tuple[in
 def rebalance_beyond(
     p: Parts, protected: NDArray[np.bool_], theta: int, bound: int, tile_us: float, copy_us: float, window_us: float
 ) -> float:
-    """Stage 3: new replicas while they may pay; leaves the candidate of the greatest net gain (eq. 8), which it returns."""
-    rank, load, tiles, full, copies = p.rank, p.load, p.tiles, p.full, p.copies
+    """Stage 3: new replicas while they may pay; leaves the candidate of the greatest net gain (eq. 8), which it returns.
+
+    ``tile_us`` is what a load of 1 takes.
+    """
+    rank, load, cost, tiles, full, copies = p.rank, p.load, p.cost, p.tiles, p.full, p.copies
     reserved, sent, received, undo, header = p.reserved, p.sent, p.received, p.undo, p.header
     E, N, R, C = p.head.size, load.size, header[H_SLOTS], header[H_COPY_CAP]
     reserved[:] = 0
@@ -108,7 +129,7 @@ def rebalance_beyond(
         tiles[place] -= q
         tiles[E + s] = q
         full[h] = 0
-        move_load(rank, load, i, j, q)
+        move_load(rank, load, cost, i, j, q)
         sent[home] += 1
         received[c] += 1
         busiest = max(busiest, sent[home], received[c])

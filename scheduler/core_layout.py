@@ -59,7 +59,10 @@ class Rates(NamedTuple):
 # Words of the header.
 H_EXPERTS, H_WORKERS, H_SLOTS, H_COPY_CAP, H_TILE_TOKENS, H_COMPACTNESS = 0, 1, 2, 3, 4, 5
 H_COPIES, H_SHARES, H_MAX_TILES, H_BASE_MAX_TILES, H_WITHIN_MAX_TILES, H_TOTAL_TILES, H_TRIED = 6, 7, 8, 9, 10, 11, 12
-HEADER = 13
+H_COMPACTNESS_SHARE, H_LEAST_COST, H_MOST_COST, H_BOUND_TILES = 13, 14, 15, 16
+HEADER = 17
+SHARE_PARTS = 1024
+"""The share in H_COMPACTNESS_SHARE counts in these parts of 1, so that θ is the same whole number in every planner."""
 
 
 class Parts(NamedTuple):
@@ -81,7 +84,8 @@ class Parts(NamedTuple):
     after: Words  # [S] next cell of the chain
     remainder: Words  # [S] of the proportional split
     reserved: Words  # [S] 1: bound by this plan
-    load: Words  # [N] tiles: T
+    cost: Words  # [N] what a tile adds to the load of a worker; all 1 where all are equally fast
+    load: Words  # [N] tiles · cost: T
     rank: Words  # [N] workers by decreasing load, then rank
     base: Words  # [N] load with everything on primaries
     checked: Words  # [N] move count at which this donor found no receiver
@@ -105,7 +109,7 @@ def plan_words(E: int, N: int, R: int, C: int) -> int:
 def buffer_words(E: int, N: int, R: int, C: int) -> int:
     """Length of the whole buffer in words."""
     V = (N + 31) // 32
-    return plan_words(E, N, R, C) + 5 * E + 6 * N * R + 10 * N + 1 + E * N + E * V + N * V + 5 * C
+    return plan_words(E, N, R, C) + 5 * E + 6 * N * R + 11 * N + 1 + E * N + E * V + N * V + 5 * C
 
 
 @compiled
@@ -116,8 +120,8 @@ def parts_of(buffer: Words) -> Parts:
     a = HEADER + E + S  # slots, used
     b = a + 2 * S + 3 * C  # shares, then four of E
     c = b + 4 * S + 4 * E  # tiles, then five of S
-    d = c + E + 6 * S  # nine of N, homed_from
-    e = d + 10 * N + 1  # where
+    d = c + E + 6 * S  # ten of N, homed_from
+    e = d + 11 * N + 1  # where
     f = e + E * N  # member
     g = f + E * V + N * V  # undo
     return Parts(
@@ -128,7 +132,7 @@ def parts_of(buffer: Words) -> Parts:
         buffer[d - 2 * S : d - S], buffer[d - S : d],
         buffer[d : d + N], buffer[d + N : d + 2 * N], buffer[d + 2 * N : d + 3 * N], buffer[d + 3 * N : d + 4 * N],
         buffer[d + 4 * N : d + 5 * N], buffer[d + 5 * N : d + 6 * N], buffer[d + 6 * N : d + 7 * N],
-        buffer[d + 7 * N : d + 8 * N], buffer[d + 8 * N : d + 9 * N], buffer[d + 9 * N : e],
+        buffer[d + 7 * N : d + 8 * N], buffer[d + 8 * N : d + 9 * N], buffer[d + 9 * N : d + 10 * N], buffer[d + 10 * N : e],
         buffer[e:f], buffer[f : f + E * V], buffer[f + E * V : g], buffer[g : g + 5 * C],
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ Everything equals ``reference.py`` bit for bit; what makes it fast changes no re
 - a donor looks at a receiver only if something it holds is there (``reach``), and after it found none only at workers whose
   load fell since (towards all others it can only have become worse);
 - moves beyond the placement are undone from a log instead of saved as copies;
-- the search ends when no continuation can beat the best gain: no maximum is below ⌈tiles/N⌉, and exposure only grows.
+- the search ends when no continuation can beat the best gain: no maximum is below ``least_load``, and exposure only grows.
 
 Compiled functions take arrays out of ``Parts`` once, before any loop: in a loop each access would cost two atomic counts.
 """
@@ -24,8 +24,10 @@ from afore.core.slots import EMPTY, NO_SUCH_SLOT
 from afore.scheduler.core_beyond import rebalance_beyond
 from afore.scheduler.core_layout import (
     H_BASE_MAX_TILES,
-    H_COMPACTNESS,
+    H_BOUND_TILES,
+    H_LEAST_COST,
     H_MAX_TILES,
+    H_MOST_COST,
     H_SHARES,
     H_SLOTS,
     H_TILE_TOKENS,
@@ -41,7 +43,7 @@ from afore.scheduler.core_layout import (
     parts_of,
     plain_indices,
 )
-from afore.scheduler.core_within import greatest, initialize, rebalance_within, sort_workers
+from afore.scheduler.core_within import greatest, initialize, least_load, rebalance_within, sort_workers, threshold
 from afore.scheduler.plus_core import improve
 from afore.scheduler.plus_layout import scratch_of
 
@@ -89,11 +91,13 @@ def _record(p: Parts, demand: Counts, M: int) -> None:
 def plan_in_place(buffer: Words, scratch: Words | None, demand: Counts, protected: Flags, rates: Rates) -> float:
     """One plan, in place: carried state in, plan and next state out. ``demand`` [E], ``protected`` [S]. Returns its gain in µs.
 
-    With ``scratch`` (``plus_layout``) it is ``afore-plus``'s; None is Algorithm 1's, compiled without the search.
-    -1: the demand has a negative count; -2: more than MAX_TOKENS in all. Then nothing that is carried has changed.
+    With ``scratch`` (``plus_layout``) it is ``afore-plus``'s; None is Algorithm 1's, compiled without the search. ``rates.tile_us``
+    is a tile's time on a worker of the greatest speed. -1: the demand has a negative count; -2: more than MAX_TOKENS over the
+    greatest tile cost in all. Then nothing that is carried has changed.
     """
     p = parts_of(buffer)
-    M, theta, N = p.header[H_TILE_TOKENS], p.header[H_COMPACTNESS], p.load.size
+    M = p.header[H_TILE_TOKENS]
+    theta = threshold(p, demand, M)
     total = initialize(p, demand, M, theta)
     if total < 0:
         return float(total)
@@ -102,10 +106,13 @@ def plan_in_place(buffer: Words, scratch: Words | None, demand: Counts, protecte
     sort_workers(p.rank, p.load)
     rebalance_within(p, theta)
     p.header[H_WITHIN_MAX_TILES] = p.load[p.rank[0]]
-    bound = (total + N - 1) // N
-    gain_us: float = rebalance_beyond(p, protected, theta, bound, rates.tile_us, rates.copy_us, rates.window_us)
-    if scratch is not None and p.header[H_MAX_TILES] > bound:
-        gain_us = improve(p, scratch_of(scratch, p), demand, protected, bound, gain_us, rates)
+    bound = least_load(p, total)
+    p.header[H_BOUND_TILES] = bound
+    load_us = rates.tile_us / p.header[H_LEAST_COST]
+    gain_us: float = rebalance_beyond(p, protected, theta, bound, load_us, rates.copy_us, rates.window_us)
+    # The flow counts every worker's tile alike: with unequal speeds Algorithm 1's plan stands.
+    if scratch is not None and p.header[H_MAX_TILES] > bound and p.header[H_MOST_COST] == 1:
+        gain_us = improve(p, scratch_of(scratch, p), demand, protected, theta, bound, gain_us, rates)
     _record(p, demand, M)
     return gain_us
 

@@ -5,9 +5,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from afore.scheduler.core_layout import H_SLOTS, Parts, Words, compiled
+from afore.scheduler.core_layout import (
+    H_COMPACTNESS,
+    H_COMPACTNESS_SHARE,
+    H_LEAST_COST,
+    H_MOST_COST,
+    H_SLOTS,
+    SHARE_PARTS,
+    Parts,
+    Words,
+    compiled,
+)
 
-MAX_TOKENS = 2**31 - 1  # of one target: every count and load then fits int32
+MAX_TOKENS = 2**31 - 1  # of one target, over the greatest tile cost: every count and load then fits int32
 EXACT_QUOTIENT = 2**52  # a float64 quotient of integers below it has the exact floor, at a fraction of idiv's time
 
 
@@ -16,6 +26,18 @@ def _portion(k: int, part: int, whole: int) -> int:
     """⌊k·part/whole⌋."""
     product = k * part
     return int(product / whole) if product < EXACT_QUOTIENT else product // whole
+
+
+@compiled
+def threshold(p: Parts, demand: NDArray[np.int64], M: int) -> int:
+    """θ of a target, ``PlannerConfig.threshold``: known before stage 1, because that keeps small experts whole."""
+    theta, share = int(p.header[H_COMPACTNESS]), int(p.header[H_COMPACTNESS_SHARE])
+    if share == 0:
+        return theta
+    total = 0
+    for e in range(demand.size):
+        total += (int(demand[e]) + M - 1) // M
+    return max(theta, share * total // (SHARE_PARTS * p.load.size))
 
 
 @compiled
@@ -76,7 +98,38 @@ def initialize(p: Parts, demand: NDArray[np.int64], M: int, theta: int) -> int:
         while s >= 0:
             load[owner[s]] += tiles[E + s]
             s = after[s]
+    if p.header[H_MOST_COST] > 1:
+        if tokens > MAX_TOKENS // p.header[H_MOST_COST]:
+            return -2
+        cost = p.cost
+        for w in range(load.size):
+            load[w] *= cost[w]
+            base[w] *= cost[w]
     return total
+
+
+@compiled
+def least_load(p: Parts, total: int) -> int:
+    """No assignment of ``total`` whole tiles has a lower maximum: the least T with Σ_w ⌊T/c_w⌋ ≥ total (⌈total/N⌉ if equal)."""
+    cost, N = p.cost, p.load.size
+    if p.header[H_MOST_COST] == 1:
+        return (total + N - 1) // N
+    inverse = 0.0
+    for w in range(N):
+        inverse += 1.0 / cost[w]
+    # T lies between tiles that could be cut at will and one wasted tile for each worker; the whole numbers around them hold it.
+    low, high = int(total / inverse) - 2, int((total + N) / inverse) + 2
+    while high - low > 1:
+        middle = (low + high) >> 1
+        whole = 0
+        if middle > 0:
+            for w in range(N):
+                whole += middle // int(cost[w])
+        if whole >= total:
+            high = middle
+        else:
+            low = middle
+    return max(high, 0)
 
 
 @compiled
@@ -102,11 +155,22 @@ def sort_workers(rank: Words, load: Words) -> None:
 
 
 @compiled
-def move_load(rank: Words, load: Words, i: int, j: int, q: int) -> None:
-    """q tiles go from the worker ranked i to the one ranked j > i: loads, and the two re-inserted."""
+def to_even(difference: int, cost_h: int, cost_c: int) -> int:
+    """How many tiles even out a worker of the load ``difference`` more than another (≥ 0): the q that minimises the greater of the
+    two loads T_h - q·c_h and T_c + q·c_c, the smaller one of two; 0: none lowers T_h.
+
+    With q = ⌊D/(c_h + c_c)⌋ the donor is the greater one, with one tile more the receiver, which is less if D mod (c_h + c_c)
+    exceeds c_c: together, ⌊(D + c_h - 1)/(c_h + c_c)⌋. With equal speeds ⌊D/2⌋. It grows with D and falls with c_c.
+    """
+    return (difference + cost_h - 1) // (cost_h + cost_c)
+
+
+@compiled
+def move_load(rank: Words, load: Words, cost: Words, i: int, j: int, q: int) -> None:
+    """q tiles go from the worker ranked i to the one ranked j > i: loads, and the two re-inserted. Both end below T_h."""
     h, c = rank[i], rank[j]
-    load[h] -= q
-    load[c] += q
+    load[h] -= q * cost[h]
+    load[c] += q * cost[c]
     t = load[c]
     while j > 0 and (load[rank[j - 1]] < t or (load[rank[j - 1]] == t and rank[j - 1] > c)):
         rank[j] = rank[j - 1]
@@ -165,8 +229,14 @@ def _move_within(p: Parts, h: int, c: int, half: int) -> int:
 
 @compiled
 def rebalance_within(p: Parts, theta: int) -> None:
-    """Stage 2: moves over existing replicas until none is eligible."""
-    rank, load, checked, lowered, known, reach = p.rank, p.load, p.checked, p.lowered, p.known, p.reach
+    """Stage 2: moves over existing replicas until none is eligible.
+
+    Each move lowers the load vector, sorted from the greatest, lexicographically: two loads give way to two that are both below the
+    greater of them. So it ends, at any speeds. With unequal ones a heavier receiver may still get more tiles than a lighter one;
+    the search breaks off where not even a receiver of the least cost would get enough.
+    """
+    rank, load, cost, checked, lowered, known = p.rank, p.load, p.cost, p.checked, p.lowered, p.known
+    reach, least, uneven = p.reach, p.header[H_LEAST_COST], p.header[H_MOST_COST] > 1
     N = load.size
     V = reach.size // N
     checked[:] = -1
@@ -176,7 +246,8 @@ def rebalance_within(p: Parts, theta: int) -> None:
     i = 0
     while i < N:
         h = rank[i]
-        if (load[h] - load[rank[N - 1]]) >> 1 <= theta:
+        spread = load[h] - load[rank[N - 1]]
+        if (to_even(spread, least, least) if uneven else spread >> 1) <= theta:
             return
         if not known[h]:
             _learn_reach(p, h, theta)
@@ -184,7 +255,8 @@ def rebalance_within(p: Parts, theta: int) -> None:
         end = N
         while not moved and end > 0:  # groups of equal load, lightest first
             low = load[rank[end - 1]]
-            half = (load[h] - low) >> 1
+            difference = load[h] - low
+            half = to_even(difference, cost[h], least) if uneven else difference >> 1
             if half <= theta:
                 break
             begin = end - 1
@@ -193,7 +265,11 @@ def rebalance_within(p: Parts, theta: int) -> None:
             for j in range(begin, end):
                 c = rank[j]
                 if checked[h] < lowered[c] and (reach[h * V + (c >> 5)] >> (c & 31)) & 1:
-                    move_load(rank, load, i, j, _move_within(p, h, c, half))
+                    if uneven:
+                        half = to_even(difference, cost[h], cost[c])
+                        if half <= theta:
+                            continue
+                    move_load(rank, load, cost, i, j, _move_within(p, h, c, half))
                     moves += 1
                     lowered[h] = moves
                     checked[c] = -1

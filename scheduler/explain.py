@@ -35,7 +35,7 @@ class Move:
     replaced: int = EMPTY
     """Expert that the slot held; -1: it was empty."""
     max_before: int
-    """Tiles of the most loaded worker before and after."""
+    """Load of the most loaded worker before and after."""
     max_after: int
     saved_us: float = 0.0
     """Compute that all copies so far save against none (eq. 8's first term)."""
@@ -52,7 +52,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """One plan and the way to it. Loads are tiles by worker [N]."""
+    """One plan and the way to it. Loads are by worker [N], in the plan's unit (``Plan.load_unit``): tiles at equal speeds."""
 
     plan: Plan
     tiles_E: list[int]
@@ -108,11 +108,11 @@ class ExplainingPlanner(ReferencePlanner):
         self._seen = seen = _Seen()
         plan = self.plan(demand_E, protected, costs)
         M = self._config.tile_tokens
-        tiles_EN = -(-plan.assign_EN.astype(np.int64) // M)
+        loads_N = (-(-plan.assign_EN.astype(np.int64) // M)).sum(axis=0) * self._cost
         base_N = [0] * self._N
         tiles_E = [-(-int(d) // M) for d in demand_E]
         for e, k in enumerate(tiles_E):
-            base_N[self._primaries[e]] += k
+            base_N[self._primaries[e]] += k * self._cost[self._primaries[e]]
         moves = [
             Move(expert=e, source=h, destination=c, tiles=q, max_before=before, max_after=after)
             for (e, h, c, q), before, after in zip(seen.moves, seen.within_maxima, seen.within_maxima[1:], strict=False)
@@ -124,7 +124,7 @@ class ExplainingPlanner(ReferencePlanner):
             base_N=base_N,
             start_N=seen.start_N,
             within_N=seen.within_N,
-            final_N=tiles_EN.sum(axis=0).tolist(),
+            final_N=loads_N.tolist(),
             moves=moves,
             copies=copies,
             rejected=self._rejections(plan, copies),
@@ -139,7 +139,7 @@ class ExplainingPlanner(ReferencePlanner):
 
     def _find_within(self, now: _Candidate) -> tuple[int, int, int, int] | None:
         found = super()._find_within(now)
-        loads = self._loads(now.tiles)
+        loads = now.loads.copy()
         self._seen.within_maxima.append(max(loads))
         if found is None:
             self._seen.within_N = loads
@@ -149,7 +149,7 @@ class ExplainingPlanner(ReferencePlanner):
 
     def _find_beyond(self, now: _Candidate, unsafe: list[list[bool]]) -> tuple[int, int, int, int, int] | None:
         found = super()._find_beyond(now, unsafe)
-        loads = self._loads(now.tiles)
+        loads = now.loads
         self._seen.beyond_maxima.append(max(loads))
         self._look_at_refusals(now, unsafe, loads, found)
         if found is not None:
@@ -169,7 +169,7 @@ class ExplainingPlanner(ReferencePlanner):
             for c in sorted(range(self._N), key=lambda w: (loads[w], w)):
                 if found is not None and (h, c) == (found[1], found[2]):
                     return
-                if loads[h] - loads[c] <= 1:
+                if self._tiles_to_even(loads[h], loads[c], self._cost[h], self._cost[c]) == 0:
                     continue
                 if self._safe_slot(now, c, unsafe) is None:
                     self._seen.refusals[f"ffn-{c} takes no copy: {self._why_unsafe(now, c, unsafe)}"] += 1
@@ -199,15 +199,15 @@ class ExplainingPlanner(ReferencePlanner):
 
     def _copies(self, plan: Plan, costs: Costs) -> list[Move]:
         seen = self._seen
-        within_max = max(seen.within_N)
+        within_max, load_us = max(seen.within_N), costs.tile_us / plan.load_unit
         # The last maximum is missing where the budget ended the search: nothing was looked for any more.
         maxima = seen.beyond_maxima
         loads = list(seen.within_N)
         made: list[Copy] = []
         moves = []
         for i, ((e, h, c, r, q), replaced) in enumerate(zip(seen.beyond, seen.replaced, strict=True)):
-            loads[h] -= q
-            loads[c] += q
+            loads[h] -= q * self._cost[h]
+            loads[c] += q * self._cost[c]
             made.append((e, c, r))
             after = max(loads)
             moves.append(
@@ -220,7 +220,7 @@ class ExplainingPlanner(ReferencePlanner):
                     replaced=replaced,
                     max_before=maxima[i],
                     max_after=after,
-                    saved_us=costs.tile_us * within_max - costs.tile_us * after,
+                    saved_us=load_us * within_max - load_us * after,
                     exposed_us=exposed_us(made, self._primaries, costs),
                     kept=len(made) <= len(plan.copies),
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from afore.core.demand import DemandVector
 from afore.core.metrics import Loads
 from afore.core.plan import CopyStart
 from afore.core.record import record
@@ -19,6 +20,7 @@ from afore.scheduler.hot_core import (
     O_PAIRS,
     O_SHARES,
     O_WAITING,
+    OUT,
     PUBLISHED,
     compile_hot_path,
     hot_core,
@@ -68,11 +70,13 @@ class HotPath:
         self._regions = mailbox.words32(), ring.words64()
         header = self._headers_L[0]
         E, N = int(header[layout.H_EXPERTS]), int(header[layout.H_WORKERS])
+        self._num_experts = E
         self._num_workers = N
         self._most_copies = int(header[layout.H_COPY_CAP])
         self._num_attention = mailbox.layout.num_attention
         self._out = np.zeros(out_words(E, N, int(self._shape[W_VECTOR32])), np.int64)
         self._layer = 0
+        self._costs = policy.costs(0)
 
     def serves(self, state: Gathering) -> bool:
         """Whether a step's targets may go this way: one with nobody in it, or impossible counts, is for the plain way to judge."""
@@ -85,7 +89,7 @@ class HotPath:
         The ring must have room, and refusals must have been heard. Returns the status (``hot_core``).
         """
         buffer, scratch, window, bound = self._states_L[target.layer]
-        costs = self._policy.costs(target.layer)
+        costs = self._costs = self._policy.costs(target.layer)
         out = self._out
         status = int(
             hot_core(
@@ -113,9 +117,14 @@ class HotPath:
             self._publisher.published(target.layer, stamp_ns, binds=bool(out[O_COPIES] or out[O_SHARES]))
         return status
 
-    def costs(self, layer: int) -> Costs:
-        """The estimates that the layer is planned with now."""
-        return self._policy.costs(layer)
+    @property
+    def costs(self) -> Costs:
+        """The estimates that the last call planned with."""
+        return self._costs
+
+    def demand_E(self) -> DemandVector:
+        """The demand [E] of the target that the last call published: what it was gathered in has been begun anew."""
+        return self._out[OUT : OUT + self._num_experts].astype(np.int32)
 
     def done(self) -> Done:
         """Figures of the target that the last call published."""
@@ -128,7 +137,7 @@ class HotPath:
                 within_max=header[layout.H_WITHIN_MAX_TILES],
                 bound=-(-tiles // self._num_workers),
                 most_copies=self._most_copies,
-                tile_us=self._policy.costs(self._layer).tile_us,
+                tile_us=self._costs.tile_us,
                 tried=header[layout.H_TRIED],
             )
         loads = Loads(

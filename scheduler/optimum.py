@@ -1,9 +1,10 @@
-"""The certified optimum: the least possible maximum tile load under the constraints that Algorithm 1 plans under.
+"""The certified optimum: the least possible maximum load under the constraints that Algorithm 1 plans under.
 
 Fixed primaries, the replicas there are, at most B copies, only slots that exist and are not protected may be rebound, a rebound
-slot's old replica is gone, tiles are whole, an expert of at most θ tiles stays on its primary. Costs play no part. Where a given
-plan meets a simple lower bound (⌈tiles/N⌉, or ``optimum_bound``) there is nothing to solve; otherwise OR-tools' CP-SAT decides,
-or says honestly that it did not.
+slot's old replica is gone, tiles are whole, an expert of at most θ tiles stays on its primary. Costs play no part; worker speeds
+do: a load is tiles times the worker's tile cost, in the unit of the plan's figures. Where a given
+plan meets a simple lower bound (``least_load``, or ``optimum_bound``) there is nothing to solve; otherwise OR-tools' CP-SAT
+decides, or says honestly that it did not.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afore.core.slots import EMPTY, NO_SUCH_SLOT
+from afore.core.speeds import least_load
 from afore.scheduler.optimum_bound import least_by_reach
 from afore.scheduler.optimum_model import Search
 from afore.scheduler.plan import Copy, Plan, PlannerConfig
@@ -60,7 +62,8 @@ def optimum(
     primaries_E = config.check_primaries(primaries)
     before_NR = np.asarray(before_slots_NR, np.int32)
     tiles_E = -(-np.asarray(demand_E, np.int64) // config.tile_tokens)
-    if plan is not None and plan.max_tiles == -(-int(tiles_E.sum()) // config.num_workers):
+    costs_N, theta = config.costs_N, config.threshold(int(tiles_E.sum()))
+    if plan is not None and plan.max_tiles == least_load(int(tiles_E.sum()), costs_N):
         return _from_plan(plan, config.tile_tokens)
     safe_NR = before_NR != NO_SUCH_SLOT
     if protected is not None:
@@ -72,7 +75,8 @@ def optimum(
         slots_NR=clean_NR,
         safe_NR=safe_NR,
         budget=config.budget,
-        compactness=config.compactness,
+        compactness=theta,
+        costs_N=costs_N,
     )
     if plan is not None and plan.max_tiles == bound:
         return _from_plan(plan, config.tile_tokens)
@@ -82,13 +86,13 @@ def optimum(
         slots_NR=clean_NR,
         safe_NR=safe_NR,
         budget=config.budget,
-        compactness=config.compactness,
-        num_workers=config.num_workers,
+        compactness=theta,
+        costs_N=costs_N,
     )
     if plan is not None:
         search.start_from(-(-plan.assign_EN.astype(np.int64) // config.tile_tokens), plan.slots_NR)
     state, lower, tiles_EN, wanted_EN, solve_s = search.solve(bound, time_limit_s)
-    best = int(tiles_EN.sum(axis=0).max())
+    best = int((tiles_EN.sum(axis=0) * costs_N).max())
     slots_NR, copies = _bind(before_NR, safe_NR, wanted_EN, primaries_E)
     return Optimum(
         state="optimal" if state or lower == best else "open",

@@ -7,11 +7,13 @@ most one slot each that may be, and new ones a copy each. So at most m more expe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from afore.core.speeds import least_load
 
 MOST_SUBSETS = 8
 """Up to as many workers every set is looked at; beyond, the most loaded ones together, and each alone."""
@@ -25,12 +27,13 @@ def least_by_reach(
     safe_NR: NDArray[np.bool_],
     budget: int,
     compactness: int,
+    costs_N: Sequence[int],
 ) -> int:
-    """No plan has a maximum below this; never less than ⌈tiles/N⌉."""
+    """No plan has a maximum load below this; never less than ``least_load`` of all tiles. ``costs_N``: what a tile costs where."""
     N = slots_NR.shape[0]
-    worst: int = -(-int(tiles_E.sum()) // N)
+    worst = least_load(int(tiles_E.sum()), costs_N)
     movable_E = tiles_E > compactness
-    for group in _groups(np.bincount(primaries_E, weights=tiles_E, minlength=N)):
+    for group in _groups(np.bincount(primaries_E, weights=tiles_E, minlength=N) * costs_N):
         inside_N = np.zeros(N, np.bool_)
         inside_N[list(group)] = True
         homed_E = inside_N[primaries_E]
@@ -44,7 +47,7 @@ def least_by_reach(
         leaves = int(tiles_E[homed_E & free_E & movable_E].sum())
         rest = np.sort(tiles_E[homed_E & ~free_E & movable_E])[::-1]
         stays = int(tiles_E[homed_E].sum()) - leaves - int(rest[:more].sum())
-        worst = max(worst, -(-stays // len(group)))
+        worst = max(worst, least_load(stays, [costs_N[w] for w in group]))
     return worst
 
 

@@ -7,6 +7,7 @@ Only numbers of slots matter on a worker, not which: the caller binds them after
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +38,8 @@ class Search:
     safe_NR: NDArray[np.bool_]
     budget: int
     compactness: int
-    num_workers: int
+    costs_N: Sequence[int]
+    """What a tile costs on each worker."""
     start_tiles_EN: NDArray[np.int64] | None = field(default=None)
     start_held_EN: NDArray[np.bool_] | None = field(default=None)
 
@@ -50,14 +52,14 @@ class Search:
 
     def solve(self, bound: int, time_limit_s: float) -> tuple[bool, int, NDArray[np.int64], NDArray[np.bool_], float]:
         """(proven, lower bound, tiles [E, N], replicas wanted [E, N], seconds). ``bound``: none can be below."""
-        E, N = self.tiles_E.size, self.num_workers
+        E, N = self.tiles_E.size, len(self.costs_N)
         home_EN = np.zeros((E, N), np.bool_)
         home_EN[np.arange(E), self.primaries_E] = True
         if self.start_tiles_EN is None or self.start_held_EN is None:
             self.start_tiles_EN = home_EN * self.tiles_E[:, None]
             self.start_held_EN = np.zeros((E, N), np.bool_)
         tiles_EN, wanted_EN = self.start_tiles_EN, self.start_tiles_EN > 0
-        best = int(tiles_EN.sum(axis=0).max())
+        best = int((tiles_EN.sum(axis=0) * self.costs_N).max())
         if best == bound:
             return True, bound, tiles_EN, wanted_EN, 0.0
         cp_model = require_solver()
@@ -83,18 +85,19 @@ class Search:
     def _model(self, cp_model: Any, bound: int, best: int) -> tuple[Any, Any, dict[Any, Any]]:
         assert self.start_tiles_EN is not None
         model = cp_model.CpModel()
+        N = len(self.costs_N)
         most = model.new_int_var(bound, best, "most")
         movable = [e for e in range(self.tiles_E.size) if self.tiles_E[e] > self.compactness]
         gets: dict[tuple[int, int], Any] = {}
         has: dict[tuple[int, int], Any] = {}
         new: list[Any] = []
-        for w in range(self.num_workers):
+        for w in range(N):
             slot_of = {int(e): r for r, e in enumerate(self.slots_NR[w]) if e >= 0}
             taken: list[Any] = []
             for e in movable:
                 if self.primaries_E[e] == w:
                     continue
-                k = min(int(self.tiles_E[e]), best)
+                k = min(int(self.tiles_E[e]), best // self.costs_N[w])
                 gets[e, w] = model.new_int_var(0, k, f"x{e},{w}")
                 model.add_hint(gets[e, w], int(self.start_tiles_EN[e, w]))
                 if e in slot_of and not self.safe_NR[w, slot_of[e]]:
@@ -108,13 +111,13 @@ class Search:
             model.add(sum(taken) <= int(self.safe_NR[w].sum()))
         model.add(sum(new) <= self.budget)
         for e in movable:
-            away = [gets[e, w] for w in range(self.num_workers) if (e, w) in gets]
+            away = [gets[e, w] for w in range(N) if (e, w) in gets]
             model.add(sum(away) <= int(self.tiles_E[e]))
-        for w in range(self.num_workers):
+        for w in range(N):
             homed = np.flatnonzero(self.primaries_E == w)
             stay = int(self.tiles_E[homed].sum())
             incoming = [gets[e, w] for e in movable if (e, w) in gets]
-            leaving = [gets[e, c] for e in homed.tolist() for c in range(self.num_workers) if (e, c) in gets]
-            model.add(stay + sum(incoming) - sum(leaving) <= most)
+            leaving = [gets[e, c] for e in homed.tolist() for c in range(N) if (e, c) in gets]
+            model.add(self.costs_N[w] * (stay + sum(incoming) - sum(leaving)) <= most)
         model.add_hint(most, best)
         return model, most, gets

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from afore.core.errors import ConfigError
 from afore.core.record import record
 from afore.core.slots import NO_SUCH_SLOT
+from afore.core.speeds import check_speeds, least_load, tile_costs
+from afore.scheduler.core_layout import SHARE_PARTS
 from afore.scheduler.costs import Costs
 
 Copy = tuple[int, int, int]
@@ -43,6 +45,10 @@ class PlannerConfig:
     """B: most copies of one plan; none means max(8, N)."""
     compactness: int = 0
     """θ: a move must shift more than this many tiles."""
+    compactness_share: float = 0.0
+    """θ that grows with the batch: at least this part of the mean tiles of a worker, in whole 1/1024; 0 to 1."""
+    worker_speed: float | Sequence[float] | NDArray[np.floating[Any]] = 1.0
+    """Relative speed of every worker, or one number for each (``afore.core.speeds``); kept as a float or a tuple."""
 
     def __post_init__(self) -> None:
         for name, least in (("num_experts", 1), ("num_workers", 1), ("tile_tokens", 1), ("compactness", 0)):
@@ -61,6 +67,14 @@ class PlannerConfig:
         else:
             slots = _integer("slots_per_worker", slots, 0)
         object.__setattr__(self, "slots_per_worker", slots)
+        share = _share("compactness_share", self.compactness_share)
+        object.__setattr__(self, "compactness_share", share)
+        speed: Any = self.worker_speed
+        if isinstance(speed, Sequence | np.ndarray) and not isinstance(speed, str) and np.ndim(speed) == 1:
+            speed = check_speeds("planner.worker_speed", speed, self.num_workers)
+        else:
+            (speed,) = check_speeds("planner.worker_speed", (speed,), None)
+        object.__setattr__(self, "worker_speed", speed)
 
     @property
     def slots_N(self) -> NDArray[np.int32]:
@@ -72,6 +86,21 @@ class PlannerConfig:
         """B as a number."""
         assert self.copy_budget is not None
         return self.copy_budget
+
+    @property
+    def costs_N(self) -> tuple[int, ...]:
+        """What a tile costs on each worker, in units of load; all 1 where all are equally fast."""
+        speed = self.worker_speed
+        return tile_costs(speed) if isinstance(speed, tuple) else (1,) * self.num_workers
+
+    @property
+    def share_1024(self) -> int:
+        """``compactness_share`` in 1/1024: what every planner multiplies by."""
+        return round(self.compactness_share * SHARE_PARTS)
+
+    def threshold(self, tiles: int) -> int:
+        """θ of a target of so many tiles: max(compactness, ⌊compactness_share · tiles/N⌋)."""
+        return max(self.compactness, self.share_1024 * tiles // (SHARE_PARTS * self.num_workers))
 
     def empty_slots(self) -> NDArray[np.int32]:
         """A slot table [N, R] without replicas: EMPTY, and NO_SUCH_SLOT beyond a worker's own."""
@@ -94,6 +123,12 @@ class PlannerConfig:
         return primaries_E.astype(np.int32)
 
 
+def _share(name: str, share: Any) -> float:
+    if isinstance(share, bool) or not isinstance(share, int | float | np.floating) or not 0 <= share <= 1:
+        raise ConfigError(f"planner.{name}", f"{share!r} is no part of 1", "give 0 (θ does not grow) to 1")
+    return float(share)
+
+
 def _integer(name: str, value: Any, least: int) -> int:
     try:
         number = operator.index(value)
@@ -106,7 +141,10 @@ def _integer(name: str, value: Any, least: int) -> int:
 
 @record(kw_only=True)
 class Plan:
-    """What Algorithm 1 answers for one target: Π = (P, A, σ, Δ) and the figures it decided by. Its arrays are its own."""
+    """What Algorithm 1 answers for one target: Π = (P, A, σ, Δ) and the figures it decided by. Its arrays are its own.
+
+    ``…_tiles`` figures are loads: tiles where all workers are equally fast, else 1/``load_unit`` of a tile of the fastest.
+    """
 
     assign_EN: NDArray[np.int32]
     """A_t: pairs of expert e that worker w executes."""
@@ -121,13 +159,15 @@ class Plan:
     gain_us: float
     """Net gain of the copies (eq. 8); 0 without."""
     max_tiles: int
-    """Tiles of the most loaded worker."""
+    """Load of the most loaded worker."""
     bound_tiles: int
-    """⌈tiles/N⌉: no assignment can be below."""
+    """No assignment of whole tiles can be below: ⌈tiles/N⌉, or ``least_load`` with unequal speeds."""
     base_max_tiles: int
-    """Tiles of the most loaded worker if everything ran on primaries."""
+    """Load of the most loaded worker if everything ran on primaries."""
     within_max_tiles: int
-    """Tiles of the most loaded worker after rebalancing over existing replicas only: A^base of eq. 8."""
+    """Load of the most loaded worker after rebalancing over existing replicas only: A^base of eq. 8."""
+    load_unit: int = 1
+    """U: what one tile adds to the load of a worker of the greatest speed; a load takes ``load/U · tile_us``."""
     skipped: str
     """Why there are no copies; empty if there are."""
     costs: Costs
@@ -160,11 +200,12 @@ def build_plan(
     costs: Costs,
 ) -> Plan:
     """A plan from a full assignment [E, N] and slot table [N, R]; everything that follows from them is derived."""
-    M, N = config.tile_tokens, config.num_workers
+    M, N, costs_N = config.tile_tokens, config.num_workers, config.costs_N
     tiles_E = -(-assign_EN.sum(axis=1, dtype=np.int64) // M)
-    loads_N = (-(-assign_EN.astype(np.int64) // M)).sum(axis=0)
+    loads_N = (-(-assign_EN.astype(np.int64) // M)).sum(axis=0) * costs_N
     base_N = np.zeros(N, np.int64)
     np.add.at(base_N, primaries_E, tiles_E)
+    base_N *= costs_N
     used_NR = np.zeros(slots_NR.shape, np.bool_)
     shares: list[tuple[int, int, int, int]] = []
     for w, r in zip(*np.nonzero(slots_NR >= 0), strict=True):
@@ -183,9 +224,10 @@ def build_plan(
         copies=list(copies),
         gain_us=gain_us,
         max_tiles=max_tiles,
-        bound_tiles=-(-int(tiles_E.sum()) // N),
+        bound_tiles=least_load(int(tiles_E.sum()), costs_N),
         base_max_tiles=int(base_N.max()),
         within_max_tiles=max_tiles if within_max_tiles is None else within_max_tiles,
+        load_unit=min(costs_N),
         skipped=skipped,
         costs=costs,
     )

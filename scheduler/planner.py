@@ -47,7 +47,11 @@ class Planner:
         header[layout.H_EXPERTS], header[layout.H_WORKERS], header[layout.H_SLOTS] = E, N, R
         header[layout.H_COPY_CAP] = C
         header[layout.H_TILE_TOKENS], header[layout.H_COMPACTNESS] = config.tile_tokens, config.compactness
+        header[layout.H_COMPACTNESS_SHARE] = config.share_1024
+        costs_N = config.costs_N
+        header[layout.H_LEAST_COST], header[layout.H_MOST_COST] = min(costs_N), max(costs_N)
         parts: layout.Parts = layout.parts_of.py_func(self.buffer)
+        parts.cost[:] = costs_N
         parts.primary[:] = self.primaries_E
         parts.homed[:] = np.argsort(self.primaries_E, kind="stable")
         parts.homed_from[:] = np.searchsorted(np.sort(self.primaries_E), np.arange(N + 1))
@@ -56,6 +60,7 @@ class Planner:
         self._slots_S = parts.slots
         self._shape = (E, N, R)
         self._most_copies = C
+        self._load_unit, self._most_tokens = min(costs_N), MAX_TOKENS // max(costs_N)
         self._plan_words = self.buffer[: layout.plan_words(E, N, R, C)]
         self._home_cells_E = np.arange(E) * N + self.primaries_E
         self._demand_E = np.zeros(E, np.int64)
@@ -124,7 +129,7 @@ class Planner:
         negative = np.flatnonzero(self._demand_E < 0)
         if negative.size:
             return f"demand_E: {self._demand_E[negative[0]]} pairs for expert {negative[0]}"
-        return f"demand_E: {sum(self._demand_E.tolist())} pairs in all; a target has at most {MAX_TOKENS}"
+        return f"demand_E: {sum(self._demand_E.tolist())} pairs in all; a target has at most {self._most_tokens:,}"
 
     def _snapshot(self, gain_us: float, costs: Costs) -> Plan:
         E, N, R = self._shape
@@ -140,7 +145,7 @@ class Planner:
         assign[shares_X4[:, 0] * N + shares_X4[:, 1]] = shares_X4[:, 3]
         made = header[layout.H_COPIES]
         copies = words[copies_at : copies_at + 3 * made].tolist()
-        bound = -(-header[layout.H_TOTAL_TILES] // N)
+        bound = header[layout.H_BOUND_TILES]
         within_max = header[layout.H_WITHIN_MAX_TILES]
         skipped = ""
         if made == 0:
@@ -162,6 +167,7 @@ class Planner:
             bound_tiles=bound,
             base_max_tiles=header[layout.H_BASE_MAX_TILES],
             within_max_tiles=within_max,
+            load_unit=self._load_unit,
             skipped=skipped,
             costs=costs,
         )

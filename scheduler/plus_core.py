@@ -8,7 +8,6 @@ never worse in either. Copies pay against the best that flow alone reaches, whic
 from __future__ import annotations
 
 from afore.scheduler.core_layout import (
-    H_COMPACTNESS,
     H_COPIES,
     H_COPY_CAP,
     H_MAX_TILES,
@@ -114,12 +113,14 @@ def _set_aside(p: Parts, q: Scratch) -> None:
 
 
 @compiled
-def improve(p: Parts, q: Scratch, demand: Counts, protected: Flags, bound: int, gain_us: float, rates: Rates) -> float:
+def improve(
+    p: Parts, q: Scratch, demand: Counts, protected: Flags, theta: int, bound: int, gain_us: float, rates: Rates
+) -> float:
     """Leaves the best candidate in the buffer; returns its gain. Algorithm 1's plan is in it, with ``gain_us``."""
     tile_us, copy_us, window_us = rates
     header = p.header
     greedy_max = best_max = header[H_MAX_TILES]
-    _needs(q, demand, header[H_TILE_TOKENS], header[H_COMPACTNESS])
+    _needs(q, demand, header[H_TILE_TOKENS], theta)
     _set_aside(p, q)
     best_us = tile_us * greedy_max + _exposed(p, q, copy_us, window_us)
     q.counts[MADE] = 0

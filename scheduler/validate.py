@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from afore.core.errors import PlanError
 from afore.core.slots import EMPTY
+from afore.core.speeds import least_load
 from afore.scheduler.costs import exposed_us
 from afore.scheduler.plan import Plan, PlannerConfig
 
@@ -34,14 +35,15 @@ def validate(
     """
     primaries_E = config.check_primaries(primaries)
     demand_E, before_NR = np.asarray(demand_E), np.asarray(before_slots_NR)
+    exists_NR = config.empty_slots() == EMPTY
     assert demand_E.shape == (config.num_experts,)
-    assert before_NR.shape == config.empty_slots().shape
-    _check_shapes(plan, config)
-    _check_slots(plan, primaries_E, config)
+    assert before_NR.shape == exists_NR.shape
+    _check_shapes(plan, config, exists_NR.shape)
+    _check_slots(plan, primaries_E, config, exists_NR)
     _check_copies(plan, before_NR, config, protected)
     tiles_EN = _check_assignment(plan, demand_E, primaries_E, config)
     _check_shares(plan, primaries_E)
-    _check_figures(plan, tiles_EN, primaries_E)
+    _check_figures(plan, tiles_EN, primaries_E, config)
 
 
 def _require(holds: bool | np.bool_, rule: str) -> None:
@@ -49,9 +51,8 @@ def _require(holds: bool | np.bool_, rule: str) -> None:
         raise PlanError(f"plan: {rule}")
 
 
-def _check_shapes(plan: Plan, config: PlannerConfig) -> None:
+def _check_shapes(plan: Plan, config: PlannerConfig, shape_NR: tuple[int, ...]) -> None:
     E, N = config.num_experts, config.num_workers
-    shape_NR = config.empty_slots().shape
     for name, array, shape in (
         ("assign_EN", plan.assign_EN, (E, N)),
         ("slots_NR", plan.slots_NR, shape_NR),
@@ -62,15 +63,18 @@ def _check_shapes(plan: Plan, config: PlannerConfig) -> None:
         _require(array.dtype.kind == kind, f"{name} has dtype {array.dtype}")
 
 
-def _check_slots(plan: Plan, primaries_E: NDArray[np.int32], config: PlannerConfig) -> None:
-    exists_NR = config.empty_slots() == EMPTY
-    slots_NR = plan.slots_NR
+def _check_slots(
+    plan: Plan, primaries_E: NDArray[np.int32], config: PlannerConfig, exists_NR: NDArray[np.bool_]
+) -> None:
+    slots_NR, E = plan.slots_NR, config.num_experts
     _require(np.array_equal(slots_NR >= EMPTY, exists_NR), "slots_NR names a slot that does not exist, or hides one")
     _require(bool((slots_NR < config.num_experts).all()), "slots_NR names an expert that does not exist")
-    for w, row in enumerate(slots_NR):
-        here = [int(e) for e in row if e >= 0] + np.flatnonzero(primaries_E == w).tolist()
-        twice = {e for e in here if here.count(e) > 1}
-        _require(not twice, f"worker {w} holds expert {min(twice, default=-1)} twice")
+    workers, slots = np.nonzero(slots_NR >= 0)
+    redundant = workers * E + slots_NR[workers, slots]
+    primary = primaries_E.astype(np.int64) * E + np.arange(E)
+    twice = np.flatnonzero(np.bincount(np.concatenate((redundant, primary))) > 1)
+    worker, expert = divmod(int(twice[0]), E) if twice.size else (-1, -1)
+    _require(twice.size == 0, f"worker {worker} holds expert {expert} twice")
 
 
 def _check_copies(plan: Plan, before_NR: Integers, config: PlannerConfig, protected: NDArray[np.bool_] | None) -> None:
@@ -103,16 +107,18 @@ def _check_assignment(
     workers, slots = np.nonzero(plan.slots_NR >= 0)
     held_EN[plan.slots_NR[workers, slots], workers] = True
     _require(not (assign_EN[~held_EN] > 0).any(), "assign_EN gives work to a worker without a replica")
-    partial_EN = assign_EN % M > 0
-    for e in np.flatnonzero(demand_E > 0):
-        partial = np.flatnonzero(partial_EN[e])
+    demand, primaries = demand_E.tolist(), primaries_E.tolist()
+    theta = config.threshold(sum(-(-d // M) for d in demand))
+    for e, (counts, home) in enumerate(zip(assign_EN.tolist(), primaries, strict=True)):
+        working = [w for w, count in enumerate(counts) if count]
+        if not working:
+            continue
+        partial = [w for w in working if counts[w] % M]
         _require(len(partial) <= 1, f"expert {e} has {len(partial)} partially filled tiles")
-        working = np.flatnonzero(assign_EN[e])
-        home = primaries_E[e]
-        due = home if assign_EN[e, home] > 0 else working[-1]
-        _require(len(partial) == 0 or partial[0] == due, f"the partial tile of expert {e} is not worker {due}'s")
-        if -(-int(demand_E[e]) // M) <= config.compactness:
-            _require(assign_EN[e, home] == demand_E[e], f"expert {e} is split below the compactness threshold")
+        due = home if counts[home] else working[-1]
+        _require(not partial or partial[0] == due, f"the partial tile of expert {e} is not worker {due}'s")
+        if -(-demand[e] // M) <= theta:
+            _require(counts[home] == demand[e], f"expert {e} is split below the compactness threshold")
     tiles_EN: NDArray[np.int64] = -(-assign_EN // M)
     return tiles_EN
 
@@ -133,22 +139,25 @@ def _check_shares(plan: Plan, primaries_E: NDArray[np.int32]) -> None:
     _require(np.array_equal(plan.used_NR, used_NR), "used_NR is not the slots with work or newly bound")
 
 
-def _check_figures(plan: Plan, tiles_EN: NDArray[np.int64], primaries_E: NDArray[np.int32]) -> None:
-    N = tiles_EN.shape[1]
-    base_N = np.bincount(primaries_E, weights=tiles_EN.sum(axis=1), minlength=N)
+def _check_figures(
+    plan: Plan, tiles_EN: NDArray[np.int64], primaries_E: NDArray[np.int32], config: PlannerConfig
+) -> None:
+    costs_N = config.costs_N
+    base_N = np.bincount(primaries_E, weights=tiles_EN.sum(axis=1), minlength=len(costs_N)) * costs_N
     for name, value, true in (
-        ("max_tiles", plan.max_tiles, int(tiles_EN.sum(axis=0).max())),
-        ("bound_tiles", plan.bound_tiles, -(-int(tiles_EN.sum()) // N)),
+        ("max_tiles", plan.max_tiles, int((tiles_EN.sum(axis=0) * costs_N).max())),
+        ("bound_tiles", plan.bound_tiles, least_load(int(tiles_EN.sum()), costs_N)),
         ("base_max_tiles", plan.base_max_tiles, int(base_N.max())),
+        ("load_unit", plan.load_unit, min(costs_N)),
     ):
         _require(value == true, f"{name} is {true}, not {value}")
     if not plan.copies:
         _require(plan.within_max_tiles == plan.max_tiles, "within_max_tiles differs from max_tiles without copies")
         _require(plan.gain_us == 0, "gain_us is not 0 without copies")
         return
-    tile_us = plan.costs.tile_us
+    load_us = plan.costs.tile_us / plan.load_unit
     exposed = exposed_us(plan.copies, primaries_E, plan.costs)
-    gain_us = tile_us * plan.within_max_tiles - tile_us * plan.max_tiles - exposed
+    gain_us = load_us * plan.within_max_tiles - load_us * plan.max_tiles - exposed
     _require(plan.gain_us == gain_us, f"gain_us is {gain_us}, not {plan.gain_us}")
     _require(plan.gain_us > 0, "copies without a gain")
     _require(not plan.skipped, "copies, and a reason for none")

@@ -13,15 +13,16 @@ using i64 = std::int64_t;
 constexpr i32 EMPTY = -1, NO_SUCH_SLOT = -2, MAX_AGE = 2147483647;
 constexpr i64 MAX_TOKENS = 2147483647;
 constexpr i64 EXACT_QUOTIENT = i64(1) << 52;
+constexpr i64 SHARE_PARTS = 1024;
 
 // Words of the header.
 enum { EXPERTS, WORKERS, SLOTS, COPY_CAP, TILE_TOKENS, COMPACTNESS, COPIES, SHARES, MAX_TILES, BASE_MAX_TILES,
-       WITHIN_MAX_TILES, TOTAL_TILES, TRIED, HEADER };
+       WITHIN_MAX_TILES, TOTAL_TILES, TRIED, COMPACTNESS_SHARE, LEAST_COST, MOST_COST, BOUND_TILES, HEADER };
 
 struct Parts {
     i64 E, N, R, C, S, V;
     i32 *header, *assign, *slots, *used, *copies, *shares, *primary, *demand, *head, *homed, *tiles, *age, *owner, *after,
-        *remainder, *reserved, *load, *rank, *base, *checked, *lowered, *known, *full, *sent, *received, *homed_from, *where,
+        *remainder, *reserved, *cost, *load, *rank, *base, *checked, *lowered, *known, *full, *sent, *received, *homed_from, *where,
         *member, *reach, *undo;
 
     explicit Parts(i32 *b)
@@ -43,6 +44,7 @@ struct Parts {
         after = take(S);
         remainder = take(S);
         reserved = take(S);
+        cost = take(N);
         load = take(N);
         rank = take(N);
         base = take(N);
@@ -95,6 +97,29 @@ void bind(Parts &p, i64 s, i32 e) {
     }
 }
 
+// θ of the target.
+i64 threshold(const Parts &p, const i64 *demand, i64 M) {
+    i64 theta = p.header[COMPACTNESS], share = p.header[COMPACTNESS_SHARE], total = 0;
+    if (share == 0) return theta;
+    for (i64 e = 0; e < p.E; ++e) total += (demand[e] + M - 1) / M;
+    return std::max(theta, share * total / (SHARE_PARTS * p.N));
+}
+
+// The least T with Σ_w ⌊T/c_w⌋ >= total.
+i64 least_load(const Parts &p, i64 total) {
+    if (p.header[MOST_COST] == 1) return (total + p.N - 1) / p.N;
+    double inverse = 0.0;
+    for (i64 w = 0; w < p.N; ++w) inverse += 1.0 / p.cost[w];
+    i64 low = i64(double(total) / inverse) - 2, high = i64(double(total + p.N) / inverse) + 2;
+    while (high - low > 1) {
+        i64 middle = (low + high) >> 1, whole = 0;
+        if (middle > 0)
+            for (i64 w = 0; w < p.N; ++w) whole += middle / p.cost[w];
+        (whole >= total ? high : low) = middle;
+    }
+    return std::max(high, i64(0));
+}
+
 // Stage 1
 
 i64 initialize(Parts &p, const i64 *demand, i64 M, i64 theta) {
@@ -141,6 +166,10 @@ i64 initialize(Parts &p, const i64 *demand, i64 M, i64 theta) {
         p.load[p.primary[e]] += p.tiles[e];
         for (i32 s = p.head[e]; s >= 0; s = p.after[s]) p.load[p.owner[s]] += p.tiles[p.E + s];
     }
+    if (p.header[MOST_COST] > 1) {
+        if (tokens > MAX_TOKENS / p.header[MOST_COST]) return -2;
+        for (i64 w = 0; w < p.N; ++w) p.load[w] *= p.cost[w], p.base[w] *= p.cost[w];
+    }
     return total;
 }
 
@@ -159,10 +188,12 @@ void sort_workers(Parts &p) {
     }
 }
 
+inline i64 to_even(i64 difference, i64 cost_h, i64 cost_c) { return (difference + cost_h - 1) / (cost_h + cost_c); }
+
 void move_load(Parts &p, i64 i, i64 j, i32 q) {
     i32 h = p.rank[i], c = p.rank[j];
-    p.load[h] -= q;
-    p.load[c] += q;
+    p.load[h] -= q * p.cost[h];
+    p.load[c] += q * p.cost[c];
     i32 t = p.load[c];
     for (; j > 0 && behind(p, p.rank[j - 1], t, c); --j) p.rank[j] = p.rank[j - 1];
     p.rank[j] = c;
@@ -211,22 +242,30 @@ void rebalance_within(Parts &p, i64 theta) {
     std::fill_n(p.checked, p.N, -1);
     std::fill_n(p.lowered, p.N, 0);
     std::fill_n(p.known, p.N, 0);
+    const bool uneven = p.header[MOST_COST] > 1;
+    const i64 least = p.header[LEAST_COST];
     i32 moves = 0;
     for (i64 i = 0; i < p.N;) {
         i32 h = p.rank[i];
-        if ((p.load[h] - p.load[p.rank[p.N - 1]]) / 2 <= theta) return;
+        i64 spread = p.load[h] - p.load[p.rank[p.N - 1]];
+        if ((uneven ? to_even(spread, least, least) : spread / 2) <= theta) return;
         if (!p.known[h]) learn_reach(p, h, theta);
         bool moved = false;
         for (i64 end = p.N; !moved && end > 0;) {
             i32 low = p.load[p.rank[end - 1]];
-            i32 half = (p.load[h] - low) >> 1;
+            i64 difference = p.load[h] - low;
+            i64 half = uneven ? to_even(difference, p.cost[h], least) : difference >> 1;
             if (half <= theta) break;
             i64 begin = end - 1;
             while (begin > 0 && p.load[p.rank[begin - 1]] == low) --begin;
             for (i64 j = begin; j < end; ++j) {
                 i32 c = p.rank[j];
                 if (p.checked[h] < p.lowered[c] && ((p.reach[h * p.V + c / 32] >> (c % 32)) & 1)) {
-                    move_load(p, i, j, move_within(p, h, c, half));
+                    if (uneven) {
+                        half = to_even(difference, p.cost[h], p.cost[c]);
+                        if (half <= theta) continue;
+                    }
+                    move_load(p, i, j, move_within(p, h, c, i32(half)));
                     p.lowered[h] = ++moves;
                     p.checked[c] = -1;
                     p.known[h] = p.known[c] = 0;
@@ -263,18 +302,26 @@ struct Found {
 };
 
 Found find_beyond(Parts &p, const bool *guarded, i64 theta) {
+    const bool uneven = p.header[MOST_COST] > 1;
+    const i64 least = p.header[LEAST_COST];
     for (i64 i = 0; i < p.N; ++i) {
         i64 h = p.rank[i];
-        if ((p.load[h] - p.load[p.rank[p.N - 1]]) / 2 <= theta) break;
+        i64 spread = p.load[h] - p.load[p.rank[p.N - 1]];
+        if ((uneven ? to_even(spread, least, least) : spread / 2) <= theta) break;
         for (i64 end = p.N; end > 0;) {
             i32 low = p.load[p.rank[end - 1]];
-            i32 half = (p.load[h] - low) >> 1;
+            i64 difference = p.load[h] - low;
+            i64 half = uneven ? to_even(difference, p.cost[h], least) : difference >> 1;
             if (half <= theta) break;
             i64 begin = end - 1;
             while (begin > 0 && p.load[p.rank[begin - 1]] == low) --begin;
             for (i64 j = begin; j < end; ++j) {
                 i64 c = p.rank[j];
                 if (p.full[c]) continue;
+                if (uneven) {
+                    half = to_even(difference, p.cost[h], p.cost[c]);
+                    if (half <= theta) continue;
+                }
                 i64 s = safe_slot(p, c, guarded);
                 if (s < 0) {
                     p.full[c] = 1;
@@ -282,11 +329,11 @@ Found find_beyond(Parts &p, const bool *guarded, i64 theta) {
                 }
                 i32 best = -1, most = i32(theta);
                 for (i64 at = p.homed_from[h]; at < p.homed_from[h + 1]; ++at) {
-                    i32 e = p.homed[at], q = std::min(p.tiles[e], half);
+                    i32 e = p.homed[at], q = std::min(p.tiles[e], i32(half));
                     if (q > most && p.where[e * p.N + c] < 0) best = e, most = q;
                 }
                 for (i64 t = h * p.R; t < h * p.R + p.R; ++t) {
-                    i32 q = std::min(p.tiles[p.E + t], half);
+                    i32 q = std::min(p.tiles[p.E + t], i32(half));
                     if (q > theta && p.where[p.slots[t] * p.N + c] < 0 && (q > most || (q == most && p.slots[t] < best)))
                         best = p.slots[t], most = q;
                 }
@@ -381,7 +428,7 @@ void record(Parts &p, const i64 *demand, i64 M) {
 extern "C" double plan(i32 *buffer, i64, i32 *, i64, const i64 *demand, i64, const bool *guarded, i64, double tile_us,
                        double copy_us, double window_us) {
     Parts p(buffer);
-    i64 M = p.header[TILE_TOKENS], theta = p.header[COMPACTNESS];
+    i64 M = p.header[TILE_TOKENS], theta = threshold(p, demand, M);
     i64 total = initialize(p, demand, M, theta);
     if (total < 0) return double(total);
     p.header[TOTAL_TILES] = i32(total);
@@ -389,7 +436,10 @@ extern "C" double plan(i32 *buffer, i64, i32 *, i64, const i64 *demand, i64, con
     sort_workers(p);
     rebalance_within(p, theta);
     p.header[WITHIN_MAX_TILES] = p.load[p.rank[0]];
-    double gain_us = rebalance_beyond(p, guarded, theta, (total + p.N - 1) / p.N, tile_us, copy_us, window_us);
+    i64 bound = least_load(p, total);
+    p.header[BOUND_TILES] = i32(bound);
+    double load_us = tile_us / p.header[LEAST_COST];
+    double gain_us = rebalance_beyond(p, guarded, theta, bound, load_us, copy_us, window_us);
     record(p, demand, M);
     return gain_us;
 }

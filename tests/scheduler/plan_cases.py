@@ -16,7 +16,17 @@ FREE = Costs(tile_us=1.0, copy_us=0.0, window_us=0.0)
 """Copies cost nothing: the fewest tiles win."""
 
 ARRAYS = ("assign_EN", "slots_NR", "used_NR", "shares_X4")
-SCALARS = ("copies", "gain_us", "max_tiles", "bound_tiles", "base_max_tiles", "within_max_tiles", "skipped", "costs")
+SCALARS = (
+    "copies",
+    "gain_us",
+    "max_tiles",
+    "bound_tiles",
+    "base_max_tiles",
+    "within_max_tiles",
+    "load_unit",
+    "skipped",
+    "costs",
+)
 
 
 def make(
@@ -27,6 +37,8 @@ def make(
     budget: int | None = None,
     tile_tokens: int = 1,
     compactness: int = 0,
+    compactness_share: float = 0.0,
+    worker_speed: float | Sequence[float] = 1.0,
 ) -> Planner:
     """A planner whose E is the number of primaries."""
     config = PlannerConfig(
@@ -36,6 +48,8 @@ def make(
         tile_tokens=tile_tokens,
         copy_budget=budget,
         compactness=compactness,
+        compactness_share=compactness_share,
+        worker_speed=worker_speed,
     )
     return Planner(config, primaries)
 
@@ -54,6 +68,20 @@ def differences(left: Plan, right: Plan) -> list[str]:
         if getattr(left, name) != getattr(right, name)
     ]
     return found
+
+
+def speeds(rng: np.random.Generator, num_workers: int) -> float | list[float]:
+    """As often as not all workers are equally fast; else one or several are slower, also in odd ratios and far slower."""
+    kind = rng.integers(0, 8)
+    if kind < 4:
+        return 1.0
+    if kind == 4:
+        return [0.5 if w == num_workers - 1 else 1.0 for w in range(num_workers)]
+    if kind == 5:
+        return rng.choice([1.0, 2.0, 3.0], num_workers).tolist()  # type: ignore[no-any-return]  # numpy infers Any
+    if kind == 6:
+        return rng.choice([0.03, 0.4, 1.0, 1.1], num_workers).tolist()  # type: ignore[no-any-return]
+    return rng.uniform(0.3, 2.0, num_workers).tolist()  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -77,6 +105,8 @@ class Situation:
             tile_tokens=int(rng.choice([1, 3, 8, 64])),
             copy_budget=None if rng.random() < 0.3 else int(rng.integers(0, 2 * N + 2)),
             compactness=int(rng.choice([0, 0, 0, 1, 2, 5])),
+            compactness_share=float(rng.choice([0.0, 0.0, 0.0, 0.1, 0.4, 1.0])),
+            worker_speed=speeds(rng, N),
         )
         primaries_E = rng.integers(0, N, E).astype(np.int32)
         if rng.random() < 0.5:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -12,20 +14,20 @@ from afore.scheduler.planner import Planner
 from tests.scheduler.plan_cases import Situation, differences
 
 
-def check_adds_up(told: Explanation) -> None:
+def check_adds_up(told: Explanation, costs_N: Sequence[int]) -> None:
     """Each table of loads follows from the one before by the steps told."""
     loads = list(told.start_N)
     for move in told.moves:
         assert max(loads) == move.max_before
-        loads[move.source] -= move.tiles
-        loads[move.destination] += move.tiles
+        loads[move.source] -= move.tiles * costs_N[move.source]
+        loads[move.destination] += move.tiles * costs_N[move.destination]
         assert max(loads) == move.max_after
         assert move.slot < 0
     assert loads == told.within_N
     for copy in told.copies:
         assert max(loads) == copy.max_before
-        loads[copy.source] -= copy.tiles
-        loads[copy.destination] += copy.tiles
+        loads[copy.source] -= copy.tiles * costs_N[copy.source]
+        loads[copy.destination] += copy.tiles * costs_N[copy.destination]
         assert max(loads) == copy.max_after
         if copy.kept:
             kept_loads = list(loads)
@@ -57,7 +59,7 @@ def test_the_explained_plan_is_the_compiled_cores() -> None:
             told = explaining.explain(demand_E, protected_NR, costs)
             assert not differences(told.plan, last), (seed, step)
             if costs.tile_us > 0:
-                check_adds_up(told)
+                check_adds_up(told, situation.config.costs_N)
             taken_back += any(not copy.kept for copy in told.copies)
             with_moves += bool(told.moves)
     assert taken_back > 20

@@ -11,7 +11,7 @@ import pytest
 from afore.core.errors import ConfigError, HostError
 from afore.tools.bench import planner
 from afore.tools.bench.planner_cores import CORES, Driver, build_driver, python_run
-from afore.tools.bench.planner_demand import STATIC_IMBALANCE, drifting, recorded, static_imbalance
+from afore.tools.bench.planner_demand import STATIC_IMBALANCE, drifting, static_imbalance
 from tests.scheduler.plan_cases import Situation
 
 
@@ -29,18 +29,6 @@ def test_generated_demand_is_repeatable_and_as_skewed_as_stated() -> None:
     assert (first.sum(axis=1) == 16384).all()
     assert static_imbalance(first, 8) == pytest.approx(STATIC_IMBALANCE, abs=0.1)
     assert not np.array_equal(first, drifting(num_experts=128, pairs=16384, targets=60, seed=4))
-
-
-def test_recorded_demand_counts_windows_of_tokens(tmp_path: Path) -> None:
-    ids = np.zeros((32, 1, 2), np.uint8)
-    ids[16:, 0, 1] = 3
-    np.savez(tmp_path / "run.npz", ids=ids)
-    demand_TE = recorded(tmp_path, tokens=16, targets=20)
-    assert demand_TE.shape == (20, 4)
-    assert demand_TE[0].tolist() == [32, 0, 0, 0]
-    assert demand_TE[8].tolist() == [16, 0, 0, 16]
-    with pytest.raises(ConfigError, match="--traces"):
-        recorded(tmp_path / "nothing", tokens=16, targets=2)
 
 
 @pytest.mark.slow
