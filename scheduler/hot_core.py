@@ -45,9 +45,15 @@ def out_words(E: int, N: int, vector32: int) -> int:
 
 @compiled
 def _pairs(
-    demand: NDArray[np.int64], primary: Words, shares: Words, num_shares: int, pairs: Integers64, out: Integers64
+    demand: NDArray[np.int64],
+    primary: Words,
+    cost: Words,
+    shares: Words,
+    num_shares: int,
+    pairs: Integers64,
+    out: Integers64,
 ) -> None:
-    """Pairs of the most loaded worker on primaries and as planned; ``pairs`` [2N] is scratch."""
+    """Pairs · cost of the most loaded worker on primaries and as planned; ``pairs`` [2N] is scratch."""
     N = pairs.size // 2
     pairs[:] = 0
     total = 0
@@ -63,8 +69,8 @@ def _pairs(
     out[O_PAIRS] = total
     before = after = 0
     for w in range(N):
-        before = max(before, pairs[w])
-        after = max(after, pairs[N + w])
+        before = max(before, pairs[w] * cost[w])
+        after = max(after, pairs[N + w] * cost[w])
     out[O_MAX_PAIRS_BEFORE], out[O_MAX_PAIRS_AFTER] = before, after
 
 
@@ -162,7 +168,7 @@ def _serve(
     )  # fmt: skip
 
     out[O_COPIES], out[O_SHARES] = num_copies, num_shares
-    _pairs(demand, p.primary, shares, num_shares, out[pairs_at:raw_at], out)
+    _pairs(demand, p.primary, p.cost, shares, num_shares, out[pairs_at:raw_at], out)
     _next_layer(gathered, A, out)
     return PUBLISHED
 
