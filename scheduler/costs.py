@@ -81,8 +81,8 @@ class CostModel:
     """Costs per layer: the seed until ``warmup`` measurements of a quantity have come, then the median of its last ``recent``.
 
     A median, because on shared cores single records are off by whole time slices. ``seed`` is one for all layers, or one each.
-    ``costs_N``: what a tile costs on each worker (``afore.core.speeds``; none: all are equally fast). ``tile_us`` is kept as it would
-    be on the fastest, so that a slow worker's tiles do not make all of them look slow.
+    ``costs_N``: what a tile costs on each worker (``afore.core.speeds``; none: all are equally fast). ``tile_us`` is kept as it
+    would be on the fastest, so that a slow worker's tiles do not make all of them look slow.
     """
 
     def __init__(
