@@ -7,6 +7,7 @@ says stop. Three loops run side by side: control (announcements, statistics), de
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from afore.core import control
@@ -32,7 +33,7 @@ from afore.transport.feedback import FeedbackReader
 from afore.transport.layouts import Layouts, layouts_for
 from afore.transport.mailbox import Mailbox
 from afore.transport.ring import RingWriter
-from afore.transport.session import HUB, RoleContext
+from afore.transport.session import HUB, Directory, RoleContext
 
 
 class SchedulerWorld(Protocol):
@@ -72,16 +73,32 @@ async def _serve(ctx: RoleContext, spec: ModelSpec) -> None:
     directory = await ctx.hub.open_epoch(ctx.fabric, register)
     assert mailbox is not None
     assert ring is not None
-    doors_N = [
-        (await directory.connect(FFN, rank, Lane.DEMAND), directory.key(FFN, rank, "bells"))
-        for rank in range(ctx.config.topology.ffn)
-    ]
-    planning = _planning(ctx, spec, layouts, mailbox, ring, regions["feedback"], doors_N, directory.epoch)
+    doors = await _doors(ctx, directory)
+    planning = _planning(ctx, spec, layouts, mailbox, ring, regions["feedback"], doors, directory.epoch)
     await ctx.hub.linked(directory.epoch)
     async with crew() as group:
         group.create_task(_demand(planning, regions["mailbox"], layouts), name="demand")
         group.create_task(_feedback(planning, regions["feedback"]), name="feedback")
         group.create_task(_control(ctx, planning), name="control")
+
+
+@dataclass(frozen=True, slots=True)
+class _Doors:
+    """How the FFN workers hear of a plan: those that read the ring itself, and the leads of copies."""
+
+    bells: tuple[tuple[Link, RegionKey], ...]
+    mirrors: tuple[tuple[Link, RegionKey], ...]
+
+
+async def _doors(ctx: RoleContext, directory: Directory) -> _Doors:
+    nodes = directory.nodes
+
+    async def door(rank: int, label: str) -> tuple[Link, RegionKey]:
+        return await directory.connect(FFN, rank, Lane.DEMAND), directory.key(FFN, rank, label)
+
+    if nodes.ring_is_mirrored:
+        return _Doors((), tuple([await door(lead, "ring") for lead in nodes.ffn_leads().values()]))
+    return _Doors(tuple([await door(rank, "bells") for rank in range(ctx.config.topology.ffn)]), ())
 
 
 def build_policy(config: RunConfig, spec: ModelSpec, costs: CostModel) -> Policy:
@@ -90,19 +107,27 @@ def build_policy(config: RunConfig, spec: ModelSpec, costs: CostModel) -> Policy
     return make_policy(
         config.policy,
         PolicyContext(
-            planner=PlannerConfig(
-                num_experts=spec.num_experts,
-                num_workers=topology.ffn,
-                slots_per_worker=slots_vector(topology.slots_N, topology.ffn),
-                tile_tokens=config.planner.tile_tokens,
-                copy_budget=config.copy_budget,
-                compactness=config.planner.compactness,
-            ),
+            planner=planner_config(config, spec),
             primaries_E=contiguous_primaries(spec.num_experts, topology.ffn),
             num_layers=spec.num_moe_layers,
             num_microbatches=topology.microbatches,
             costs=costs.layer,
         ),
+    )
+
+
+def planner_config(config: RunConfig, spec: ModelSpec) -> PlannerConfig:
+    """Sizes and knobs of the planner, the same for every layer."""
+    topology = config.topology
+    return PlannerConfig(
+        num_experts=spec.num_experts,
+        num_workers=topology.ffn,
+        slots_per_worker=slots_vector(topology.slots_N, topology.ffn),
+        tile_tokens=config.planner.tile_tokens,
+        copy_budget=config.copy_budget,
+        compactness=config.planner.compactness,
+        compactness_share=config.planner.compactness_share,
+        worker_speed=config.planner.worker_speed or 1.0,
     )
 
 
@@ -112,6 +137,7 @@ def seeded_costs(config: RunConfig, spec: ModelSpec) -> CostModel:
         Costs(tile_us=config.costs.tile_us, copy_us=config.costs.copy_us, window_us=config.costs.window_us),
         num_layers=spec.num_moe_layers,
         frozen=not config.costs.adapt,
+        costs_N=planner_config(config, spec).costs_N,
     )
 
 
@@ -122,7 +148,7 @@ def _planning(
     mailbox: Mailbox,
     ring: RingWriter,
     feedback: Region,
-    doors_N: list[tuple[Link, RegionKey]],
+    doors: _Doors,
     epoch: int,
 ) -> Planning:
     config, topology = ctx.config, ctx.config.topology
@@ -133,8 +159,11 @@ def _planning(
 
     async def ring_bells(sequence: int) -> None:
         bell = bells.PLAN(sequence)
-        for link, key in doors_N:
+        for link, key in doors.bells:
             await link.write(key, 0, b"", notify=bell, timeout_us=timeout_us)
+        for link, key in doors.mirrors:
+            offset, entry = layouts.ring.entry_offset(sequence), ring.raw_entry(sequence)
+            await link.write(key, offset, entry, notify=bell, timeout_us=timeout_us)
 
     cells = compiled_cells(policy, mailbox, ring)
     publisher = Publisher(ring, epoch=epoch, num_layers=spec.num_moe_layers, now_ns=ctx.clock.now_ns, cells=cells)
@@ -162,6 +191,7 @@ def _planning(
             num_workers=topology.ffn,
             tile_tokens=config.planner.tile_tokens,
             primaries_E=primaries_E,
+            costs_N=planner_config(config, spec).costs_N,
         ),
         num_layers=spec.num_moe_layers,
         num_workers=topology.ffn,

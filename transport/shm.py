@@ -116,6 +116,11 @@ class ShmFabric:
         return Path(self._directory.path)
 
     @property
+    def secret(self) -> bytes:
+        """What the processes of the run prove to each other."""
+        return self._door.identity.secret
+
+    @property
     def maps_memory(self) -> bool:
         return True
 
@@ -125,6 +130,9 @@ class ShmFabric:
         return self._door.refusals
 
     # Memory
+
+    def node_of(self, address: str) -> str:
+        return ""
 
     def register(self, nbytes: int, *, label: str) -> ShmRegion:
         self._door.require_open()
@@ -143,6 +151,9 @@ class ShmFabric:
     def _forget_region(self, region: ShmRegion) -> None:
         self._regions.pop(region.key.region, None)
         self._inboxes.pop(region.key.region, None)
+
+    def resolve(self, key: RegionKey) -> RegionKey:
+        return key
 
     def map(self, key: RegionKey, *, writable: bool = False) -> ShmMapping:
         self._door.require_open()

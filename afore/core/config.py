@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from afore.core.errors import ConfigError
+from afore.core.speeds import check_speeds
 from afore.core.topology import Topology, is_loopback
 
 MOST = (1 << 63) - 1
@@ -38,10 +39,17 @@ class PlannerOptions:
     """B: most copies a plan may make; none means max(8, N)."""
     compactness: int = 0
     """θ: a move must shift more than this many tiles."""
+    compactness_share: float = 0.0
+    """θ that grows with the batch: at least this part (0 to 1, in whole 1/1024) of the mean tiles of a worker."""
+    worker_speed: tuple[float, ...] | None = None
+    """Relative speed of each FFN worker, where they differ: one of 0.5 gets half the tiles of one of 1.0. None: all are equal."""
 
     def __post_init__(self) -> None:
         _at_least("planner", 1, tile_tokens=self.tile_tokens)
         _at_least("planner", 0, copy_budget=self.copy_budget, compactness=self.compactness)
+        _at_least("planner", 0, 1, compactness_share=self.compactness_share)
+        if self.worker_speed:
+            check_speeds("planner.worker_speed", self.worker_speed, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +57,7 @@ class CostOptions:
     """What the planner believes before it has measured: seeds of the cost model."""
 
     tile_us: float = 20.0
-    """β_tile: microseconds of FFN compute a tile costs."""
+    """β_tile: microseconds of FFN compute a tile costs, on a worker of the greatest planner.worker_speed."""
     copy_us: float = 20.0
     """Microseconds to copy one expert through one port."""
     window_us: float = 1000.0
@@ -215,6 +223,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not -MOST <= self.seed <= MOST:
             raise ConfigError("seed", f"it lies beyond ±{MOST}", "give a smaller one")
+        if self.planner.worker_speed:
+            check_speeds("planner.worker_speed", self.planner.worker_speed, self.topology.ffn)
 
     @property
     def copy_budget(self) -> int:
