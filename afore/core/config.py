@@ -41,8 +41,8 @@ class PlannerOptions:
     """θ: a move must shift more than this many tiles."""
     compactness_share: float = 0.0
     """θ that grows with the batch: at least this part (0 to 1, in whole 1/1024) of the mean tiles of a worker."""
-    worker_speed: tuple[float, ...] | None = None
-    """Relative speed of each FFN worker, where they differ: one of 0.5 gets half the tiles of one of 1.0. None: all are equal."""
+    worker_speed: tuple[float, ...] = ()
+    """Relative speed of each FFN worker, where they differ: one of 0.5 gets half the tiles of one of 1.0. Empty: all are equal."""
 
     def __post_init__(self) -> None:
         _at_least("planner", 1, tile_tokens=self.tile_tokens)
