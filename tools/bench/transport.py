@@ -9,7 +9,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -41,6 +41,8 @@ from afore.transport.shm_segments import ROOT
 
 PEER_BYTES: Final = 512
 """A demand vector's size: what ways are compared at."""
+CALIBRATION: Final = 50
+"""Messages that say how long one takes."""
 CROWD_PAIRS: Final = 4
 CROWD_CORES: Final = 2
 WAITS: Final = {
@@ -59,6 +61,8 @@ class _Way:
     name: str
     sizes: tuple[int, ...]
     pairs: list[Pair]
+    counts: dict[int, int] = field(default_factory=dict)
+    """Messages of a measurement, by size."""
     pings: dict[int, list[Pings]] = field(default_factory=dict)
     streams: dict[int, list[Stream]] = field(default_factory=dict)
     crowd: list[list[Pings]] = field(default_factory=list)
@@ -95,17 +99,20 @@ async def _measure_all(options: TransportOptions, report: dict[str, Any]) -> boo
     try:
         with tempfile.TemporaryDirectory(prefix="afore-bench-") as folder:
             blank = Setting(way="", largest=0, run=run, secret=secrets.token_hex(16), folder=folder)
-            await _alone(options, blank, report)
+            counts = await _alone(options, blank, report)
             if options.oversubscribed:
-                await _crowded(options, blank, report)
+                await _crowded(options, blank, counts, report)
     finally:
         # A process that was killed leaves what it had in shared memory.
         sweep_stale(ROOT)
     return True
 
 
-async def _alone(options: TransportOptions, blank: Setting, report: dict[str, Any]) -> None:
-    """One pair of each way at work at a time; an interrupted run reports the rounds that all have finished."""
+async def _alone(options: TransportOptions, blank: Setting, report: dict[str, Any]) -> dict[str, int]:
+    """One pair of each way at work at a time; an interrupted run reports the rounds that all have finished.
+
+    Returns how many messages of ``PEER_BYTES`` each way's measurements had.
+    """
     ways: dict[str, _Way] = {}
     try:
         async with contextlib.AsyncExitStack() as stack:
@@ -114,9 +121,10 @@ async def _alone(options: TransportOptions, blank: Setting, report: dict[str, An
                 setting = dataclasses.replace(blank, way=name, largest=max(sizes), run=_run(blank, name, 0))
                 if (pair := await _start(stack, setting, options, report)) is not None:
                     ways[name] = _Way(name, sizes, [pair])
+                    await _calibrate(ways[name], options)
             for number in range(options.rounds):
                 for name in turns(list(ways), number):
-                    await _round(ways[name], options.count)
+                    await _round(ways[name])
                 shown = ", ".join(
                     f"{name} {np.median(way.pings[PEER_BYTES][-1].one_way_ns) / 1e3:,.1f}" for name, way in ways.items()
                 )
@@ -124,6 +132,7 @@ async def _alone(options: TransportOptions, blank: Setting, report: dict[str, An
                 report["rounds"] = number + 1
     finally:
         _sum_up(ways, report)
+    return {name: way.counts[PEER_BYTES] for name, way in ways.items()}
 
 
 async def _start(
@@ -161,13 +170,23 @@ def _run(blank: Setting, way: str, pair: int) -> str:
     return f"{blank.run}_{way.replace('-', '_')}_{pair}"
 
 
-async def _round(way: _Way, most: int) -> None:
+async def _calibrate(way: _Way, options: TransportOptions) -> None:
+    """How many messages of each size a measurement has: slow ways get fewer, so that rounds are of about equal length."""
+    (pair,) = way.pairs
+    for nbytes in way.sizes:
+        least = count_of(nbytes, CALIBRATION)
+        one = await pair.ping(nbytes=nbytes, count=least, warmup=warmup_of(least))
+        each_s = float(np.mean(one.round_trip_ns)) / 1e9
+        way.counts[nbytes] = count_of(nbytes, options.count, each_s=each_s, seconds=options.seconds)
+
+
+async def _round(way: _Way) -> None:
     """Every size once. Kept only when all are measured, so that rounds are whole."""
     pings: dict[int, Pings] = {}
     streams: dict[int, Stream] = {}
     (pair,) = way.pairs
     for nbytes in way.sizes:
-        count = count_of(nbytes, most)
+        count = way.counts[nbytes]
         pings[nbytes] = await pair.ping(nbytes=nbytes, count=count, warmup=warmup_of(count))
         if way.name not in PEERS or PEERS[way.name].streams:
             streams[nbytes] = await pair.stream(nbytes=nbytes, count=count, warmup=warmup_of(count))
@@ -205,10 +224,11 @@ def _sum_up(ways: dict[str, _Way], report: dict[str, Any]) -> None:
     report["against_peers"] = against_peers(compared, list(PEERS))
 
 
-async def _crowded(options: TransportOptions, blank: Setting, report: dict[str, Any]) -> None:
+async def _crowded(
+    options: TransportOptions, blank: Setting, counts: Mapping[str, int], report: dict[str, Any]
+) -> None:
     """Four pairs of one way at a time, all at work at once on two cores."""
     cores = tuple(sorted(os.sched_getaffinity(0))[:CROWD_CORES])
-    count = -(-options.count // CROWD_PAIRS)
     ways: dict[str, _Way] = {}
     done = 0
     try:
@@ -223,6 +243,7 @@ async def _crowded(options: TransportOptions, blank: Setting, report: dict[str, 
                 _say(f"started {len(pairs)} pairs of {name}")
             for number in range(options.rounds):
                 for name in turns(list(ways), number):
+                    count = -(-counts[name] // CROWD_PAIRS)
                     measured = [
                         pair.ping(nbytes=PEER_BYTES, count=count, warmup=warmup_of(count)) for pair in ways[name].pairs
                     ]

@@ -14,6 +14,7 @@ FORMULAS: Final[Mapping[str, str]] = {
     "one-way": "µs: message handed over in one process → its notification in the hands of the other's code",
     "round trip": "µs: message handed over → the notification of its answer, of the same size, in hands",
     "min, p50, p99, p99.9, max": "over all messages of all rounds; rounds: the smallest and the largest p50 of a round",
+    "best p99.9 in, least CPU in": "rounds in which that way had the smallest of all",
     "CPU s/M": "user and system seconds of all processes of the pair per 1,000,000 messages delivered, answers counted",
     "messages/s": "messages that wait for no answer / (first handed over → last in hands); median of rounds",
     "GB/s": "10^9 bytes of their payload in a second",
@@ -27,9 +28,10 @@ LEAST: Final = 5
 WARMUP: Final = 200
 
 
-def count_of(nbytes: int, most: int) -> int:
-    """Messages of one size in one measurement."""
-    return min(most, max(LEAST, ROUND_BYTES // max(1, nbytes)))
+def count_of(nbytes: int, most: int, *, each_s: float = 0.0, seconds: float = 0.0) -> int:
+    """Messages of one size in one measurement: ``most``, or what fits into ``ROUND_BYTES`` and ``seconds`` (0: any time)."""
+    by_time = int(seconds / each_s) if seconds and each_s else most
+    return min(most, max(LEAST, min(ROUND_BYTES // max(1, nbytes), by_time)))
 
 
 def warmup_of(count: int) -> int:

@@ -41,6 +41,8 @@ class TransportOptions:
     """None: all that are installed."""
     rounds: int
     count: int
+    seconds: float
+    """Of one measurement, about; 0: as long as it takes."""
     idle: tuple[str, ...]
     oversubscribed: bool
     json: str | None
@@ -98,6 +100,13 @@ def _count(text: str) -> int:
     return value
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 600:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 600")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m afore.tools.bench transport",
@@ -114,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--peers", type=_peers, metavar="P,…", help=f"of {', '.join(PEERS)}, or {NONE} (all that are installed)")
     add("--rounds", type=_count, default=10, metavar="N", help="interleaved rounds (10)")
     add("--count", type=_count, default=5000, metavar="N", help="messages of a round, fewer of large ones (5000)")
+    add("--seconds", type=_seconds, default=0.5, metavar="S", help="of a measurement, about; 0: no limit (0.5)")
     add(
         "--idle",
         type=_idle,

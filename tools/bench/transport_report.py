@@ -74,10 +74,14 @@ def _table(title: str, *columns: str, left: int = 1) -> Table:
 def _cells(figure: Mapping[str, Any]) -> list[str]:
     rounds = figure["rounds_p50_us"]
     return [
-        *(_short(figure[key]) for key in LATENCY[:2]),
-        f"{_short(min(rounds))} … {_short(max(rounds))}",
-        *(_short(figure[key]) for key in LATENCY[2:]),
+        *(_us(figure[key]) for key in LATENCY[:2]),
+        f"{_us(min(rounds))} … {_us(max(rounds))}",
+        *(_us(figure[key]) for key in LATENCY[2:]),
     ]
+
+
+def _us(value: float) -> str:
+    return _short(value) if value < 100_000 else f"{value / 1e3:,.0f} ms"
 
 
 def _short(value: float) -> str:
@@ -129,9 +133,9 @@ def _beside(report: Mapping[str, Any], console: Console) -> None:
         table.add_row(
             name,
             *_cells(found["one_way"]),
-            _short(found["round_trip"]["p50_us"]),
+            _us(found["round_trip"]["p50_us"]),
             _short(found["cpu_s_per_million"]),
-            f"{ratio['median']:.2f} ({ratio['min']:.2f} … {ratio['max']:.2f})" if ratio else "",
+            f"{ratio['median']:.2f}" if ratio else "",
         )
     console.print(table)
     for name, way in report["ways"].items():
@@ -140,8 +144,8 @@ def _beside(report: Mapping[str, Any], console: Console) -> None:
     if (shm := against.get("shm")) is not None:
         kept = "kept" if shm["median"] <= GOAL else "not kept"
         console.print(
-            f"shm takes {shm['median']:.2f} times the best peer of each round ({shm['best']} in the median);"
-            f" the aim is at most {GOAL}: {kept}",
+            f"shm takes {shm['median']:.2f} ({shm['min']:.2f} … {shm['max']:.2f}) times the best peer of each round"
+            f" ({shm['best']} over all); the aim is at most {GOAL}: {kept}",
             soft_wrap=True,
         )
     elif not against:
@@ -149,20 +153,20 @@ def _beside(report: Mapping[str, Any], console: Console) -> None:
 
 
 def _crowd(crowd: Mapping[str, Any], console: Console) -> None:
-    title = f"{crowd['processes']} processes on {crowd['cores']} cores, {crowd['nbytes']} bytes: µs, {crowd['rounds']} rounds"
+    who = f"{crowd['processes']} processes on {crowd['cores']} cores"
+    title = f"{who}, {crowd['nbytes']} bytes: one-way, µs, {crowd['rounds']} rounds"
     table = _table(
-        title, "way", "", "min", "p50", "rounds", "p99", "p99.9", "max", "CPU s/M", "best p99.9", "least CPU", left=2
-    )
+        title, "way", "min", "p50", "p99", "p99.9", "max", "round trip p50", "CPU s/M", "best p99.9 in", "least CPU in"
+    )  # fmt: skip
     for name, found in crowd["ways"].items():
         table.add_row(
             name,
-            "one-way",
-            *_cells(found["one_way"]),
+            *(_us(found["one_way"][key]) for key in LATENCY),
+            _us(found["round_trip"]["p50_us"]),
             _short(found["cpu_s_per_million"]),
-            f"{found['best_tail_rounds']} rounds",
-            f"{found['least_cpu_rounds']} rounds",
+            f"{found['best_tail_rounds']}",
+            f"{found['least_cpu_rounds']}",
         )
-        table.add_row("", "round trip", *_cells(found["round_trip"]))
     console.print(table)
 
 
