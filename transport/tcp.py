@@ -85,7 +85,7 @@ class TcpFabric:
         assert region < 1 << 32
         segment = PrivateSegment(label=label, region=region, nbytes=nbytes, address=self.address)
         key, number = new_key(self._config.shared_secret, self.address, region, nbytes)
-        made = TcpRegion(segment, key, number, label, forget=self._forget_region)
+        made = TcpRegion(segment, key, number, label, look=self._look, forget=self._forget_region)
         self._regions[region] = self._owned[region] = made
         return made
 
@@ -94,6 +94,11 @@ class TcpFabric:
         del self._regions[number], self._owned[number]
         for link in self._inbound:
             link.revoke(number, region.number)
+
+    def _look(self) -> None:
+        """Takes what lies in every socket."""
+        for link in list(self._inbound):
+            link.look()
 
     def expose(self, buffer: memoryview, inbox: Inbox, *, label: str) -> RegionKey:
         """Peers may write into ``buffer``, whose owner is another fabric; their notifications go to ``inbox``."""

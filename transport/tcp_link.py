@@ -236,7 +236,7 @@ class TcpInbound:
         """Notifications that were taken, of which the writer does not know yet."""
         self._touched: dict[Inbox, None] = {}
         self._reader = FrameReader(peer, self)
-        self._stream = SendStream(sock, peer, readable=self._on_readable, room=lambda: None)
+        self._stream = SendStream(sock, peer, readable=self.look, room=lambda: None)
 
     @property
     def peer(self) -> str:
@@ -291,7 +291,8 @@ class TcpInbound:
             with suppress(PeerLost):  # reading says so too, after what is still there
                 self._stream.send(NEWS.pack(NEWS_MAGIC, kind, value))
 
-    def _on_readable(self) -> None:
+    def look(self) -> None:
+        """Receives what is there, at most some reads of it."""
         ending: TransportError | None = None
         reader, stream = self._reader, self._stream
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from afore.core.errors import RegionRevoked
+from afore.core.errors import DeadlineExceeded, RegionRevoked
 from afore.transport.api import Notification, RegionKey
 from afore.transport.private_segment import PrivateSegment
 from afore.transport.queues import Inbox
@@ -20,11 +20,13 @@ class TcpRegion:
         number: int,
         label: str,
         *,
+        look: Callable[[], None],
         forget: Callable[[TcpRegion], None],
     ) -> None:
         self._segment = segment
         self._key = key
         self._label = label
+        self._look = look
         self._forget = forget
         self.number = number
         """The token's: frames name it."""
@@ -50,7 +52,14 @@ class TcpRegion:
         return self._segment.view
 
     async def notified(self, *, timeout_us: float | None) -> list[Notification]:
-        return await self.inbox.take(timeout_us)
+        try:
+            return await self.inbox.take(timeout_us)
+        except DeadlineExceeded:
+            # After a long pause of this process the timer may run before the sockets: what is there has come in time.
+            self._look()
+            if not self.inbox.items:
+                raise
+            return await self.inbox.take(timeout_us)
 
     def close(self) -> None:
         if self._segment.open:

@@ -194,9 +194,10 @@ async def test_the_oldest_handshake_makes_room_for_the_newest(tmp_path: Path, tu
 @pytest.mark.processes
 def test_the_transport_needs_neither_torch_nor_numba() -> None:
     """Control tools and tests start quickly, and a machine without them can still say what is wrong."""
-    modules = ["afore.transport." + path.stem for path in (Path(__file__).parents[2] / "transport").glob("s*.py")]
+    modules = ["afore.transport." + path.stem for path in (Path(__file__).parents[2] / "transport").glob("[st]*.py")]
     modules += [
-        "afore.transport." + name for name in ("loopback", "publish", "channel", "greeter", "handshake", "queues")
+        "afore.transport." + name
+        for name in ("loopback", "publish", "channel", "endpoint", "greeter", "handshake", "queues")
     ]
     modules += [
         "tests.transport.conformance." + path.stem for path in (Path(__file__).parent / "conformance").glob("*.py")

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import importlib
-import multiprocessing
 import multiprocessing.context
 import os
 import random
@@ -27,7 +27,7 @@ from typing import Any
 from afore.core.errors import TransportError
 from afore.transport.api import Channel, Lane, Region, RegionKey
 from afore.transport.shm import sweep_stale
-from tests.transport.conformance.puppet import make_fabric, plain_key
+from tests.transport.conformance.puppet import ended, fork_server, make_fabric, plain_key
 from tests.transport.conformance.worlds import ShmWorld, StreamWorld, TcpWorld
 
 MODULE = "tests.transport.conformance.kills"
@@ -97,8 +97,7 @@ class Survivor:
     def __post_init__(self) -> None:
         self.fabric = self.world.fabric("survivor")
         self.hub = self.world.channel_address("hub")
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload([MODULE])
+        self.context = fork_server()
 
     async def start(self) -> None:
         await self.fabric.listen(self.hub, self._meet)
@@ -128,8 +127,9 @@ class Survivor:
         process = self.context.Process(target=live, args=(doom_at, lines, *life))
         process.start()
         try:
-            await asyncio.wait_for(_ended(process.sentinel), 30)
+            await ended(process)
         finally:
+            process.kill()
             process.join()
         assert process.exitcode in (0, -signal.SIGKILL), f"the victim left with {process.exitcode}"
         self.kills += process.exitcode != 0
@@ -160,21 +160,6 @@ class Survivor:
         return counts
 
 
-async def _ended(sentinel: int) -> None:
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-
-    def note() -> None:
-        if not ended.done():
-            ended.set_result(None)
-
-    loop.add_reader(sentinel, note)
-    try:
-        await ended
-    finally:
-        loop.remove_reader(sentinel)
-
-
 def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -186,6 +171,7 @@ def _mappings() -> int:
 
 async def kill_peers(world: StreamWorld, count: int, seed: int) -> Survivor:
     """Kills ``count`` peers, spread over the whole of a life. Raises ``AssertionError`` where anything is left or wrong."""
+    gc.collect()  # what earlier tests left to the collector is not ours to count
     survivor = Survivor(world)
     await survivor.start()
     whole = await survivor.outlive("whole", NEVER)

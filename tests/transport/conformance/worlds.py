@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import stat
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -22,8 +23,6 @@ CREDITS = 64
 """Notifications that a link of every world carries before its writer has to wait."""
 MESSAGE_LIMIT = 1 << 20
 HASTY_US = 1e6
-LISTENING = "0A"
-"""The state in /proc/net/tcp."""
 
 
 class World(Protocol):
@@ -297,13 +296,16 @@ class TcpWorld:
         return {"fabric": "tcp", "secret": self._secret.hex(), "label": label, "credits": CREDITS}
 
     def residue(self) -> list[str]:
-        mine = set()
-        for fd in os.listdir("/proc/self/fd"):
+        found = []
+        for fd in map(int, os.listdir("/proc/self/fd")):
             with suppress(OSError):
-                mine.add(os.readlink(f"/proc/self/fd/{fd}"))
-        with open("/proc/net/tcp") as file:
-            rows = [line.split() for line in file][1:]
-        return [f"listens at {row[1]}" for row in rows if row[3] == LISTENING and f"socket:[{row[9]}]" in mine]
+                if not stat.S_ISSOCK(os.stat(fd).st_mode):
+                    continue
+                sock = socket.socket(fileno=os.dup(fd))
+                if sock.family == socket.AF_INET and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.append(f"listens at {sock.getsockname()}")
+                sock.close()
+        return found
 
     async def close(self) -> None:
         for fabric in self._fabrics:
