@@ -24,7 +24,7 @@ class Costs:
     """The estimates that one plan is made with. Raises ``ConfigError`` for a value that is negative or not finite."""
 
     tile_us: float
-    """β_tile: microseconds of FFN compute a tile costs."""
+    """β_tile: microseconds of FFN compute a tile costs, on a worker of the greatest speed."""
     copy_us: float
     """Microseconds to copy one expert through one port."""
     window_us: float
@@ -81,6 +81,8 @@ class CostModel:
     """Costs per layer: the seed until ``warmup`` measurements of a quantity have come, then the median of its last ``recent``.
 
     A median, because on shared cores single records are off by whole time slices. ``seed`` is one for all layers, or one each.
+    ``costs_N``: what a tile costs on each worker (``afore.core.speeds``; none: all are equally fast). ``tile_us`` is kept as it
+    would be on the fastest, so that a slow worker's tiles do not make all of them look slow.
     """
 
     def __init__(
@@ -91,12 +93,14 @@ class CostModel:
         frozen: bool = False,
         recent: int = 31,
         warmup: int = 5,
+        costs_N: Sequence[int] | None = None,
     ) -> None:
         self._costs = [seed] * num_layers if isinstance(seed, Costs) else list(seed)
         if len(self._costs) != num_layers:
             raise ConfigError("costs", f"{len(self._costs)} seeds for {num_layers} layers", "give one, or one for each")
         if not 1 <= warmup <= recent:
             raise ConfigError("costs.warmup", f"{warmup} is not between 1 and recent={recent}")
+        self._scale_N = [min(costs_N) / cost for cost in costs_N] if costs_N else None
         self._seeds = tuple(self._costs)
         self._warmup = warmup
         self._recent = [[_Recent(recent) for _ in range(3)] for _ in range(num_layers)]
@@ -124,13 +128,19 @@ class CostModel:
         self,
         layer: int,
         *,
+        worker: int | None = None,
         tile_us: float | None = None,
         copy_us: float | None = None,
         window_us: float | None = None,
     ) -> None:
-        """Takes one worker's measurements of one target; None: not measured (no tiles, no copies)."""
+        """Takes one worker's measurements of one target; None: not measured (no tiles, no copies).
+
+        ``worker`` is its rank; none: a worker of the greatest speed.
+        """
         if self.frozen:
             return
+        if tile_us is not None and worker is not None and self._scale_N is not None:
+            tile_us *= self._scale_N[worker]
         for recent, value in zip(self._recent[layer], (tile_us, copy_us, window_us), strict=True):
             if value is None:
                 continue

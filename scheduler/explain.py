@@ -56,6 +56,8 @@ class Explanation:
 
     plan: Plan
     tiles_E: list[int]
+    costs_N: tuple[int, ...]
+    """What a tile adds to each worker's load."""
     base_N: list[int]
     """Everything on primaries."""
     start_N: list[int]
@@ -121,6 +123,7 @@ class ExplainingPlanner(ReferencePlanner):
         return Explanation(
             plan=plan,
             tiles_E=tiles_E,
+            costs_N=self._cost,
             base_N=base_N,
             start_N=seen.start_N,
             within_N=seen.within_N,

@@ -67,8 +67,10 @@ class Call(NamedTuple):
 
 
 @compiled
-def _pairs(demand: Counts, primary: Words, shares: Words, num_shares: int, pairs: Integers64, out: Integers64) -> None:
-    """Pairs of the most loaded worker on primaries and as planned; ``pairs`` [2N] is scratch."""
+def _pairs(
+    demand: Counts, primary: Words, cost: Words, shares: Words, num_shares: int, pairs: Integers64, out: Integers64
+) -> None:
+    """Pairs · cost of the most loaded worker on primaries and as planned; ``pairs`` [2N] is scratch."""
     N = pairs.size // 2
     pairs[:] = 0
     total = 0
@@ -84,8 +86,8 @@ def _pairs(demand: Counts, primary: Words, shares: Words, num_shares: int, pairs
     out[O_PAIRS] = total
     before = after = 0
     for w in range(N):
-        before = max(before, pairs[w])
-        after = max(after, pairs[N + w])
+        before = max(before, pairs[w] * cost[w])
+        after = max(after, pairs[N + w] * cost[w])
     out[O_MAX_PAIRS_BEFORE], out[O_MAX_PAIRS_AFTER] = before, after
 
 
@@ -168,7 +170,7 @@ def _serve(memory: Memory, call: Call, rates: Rates) -> int:
     )  # fmt: skip
 
     out[O_COPIES], out[O_SHARES] = num_copies, num_shares
-    _pairs(demand, p.primary, shares, num_shares, out[pairs_at:raw_at], out)
+    _pairs(demand, p.primary, p.cost, shares, num_shares, out[pairs_at:raw_at], out)
     _next_layer(gathered, A, out)
     return PUBLISHED
 

@@ -71,7 +71,6 @@ class HotPath:
         header = self._headers_L[0]
         E, N = int(header[layout.H_EXPERTS]), int(header[layout.H_WORKERS])
         self._num_experts = E
-        self._num_workers = N
         self._most_copies = int(header[layout.H_COPY_CAP])
         self._num_attention = mailbox.layout.num_attention
         self._out = np.zeros(out_words(E, N, int(self._shape[W_VECTOR32])), np.int64)
@@ -130,23 +129,23 @@ class HotPath:
         """Figures of the target that the last call published."""
         header = self._headers_L[self._layer].tolist()
         found = self._out[: O_MAX_PAIRS_AFTER + 1].tolist()
-        tiles = header[layout.H_TOTAL_TILES]
         skipped = ""
         if found[O_COPIES] == 0:
             skipped = why_no_copies(
                 within_max=header[layout.H_WITHIN_MAX_TILES],
-                bound=-(-tiles // self._num_workers),
+                bound=header[layout.H_BOUND_TILES],
                 most_copies=self._most_copies,
                 tile_us=self._costs.tile_us,
                 tried=header[layout.H_TRIED],
             )
         loads = Loads(
             pairs=found[O_PAIRS],
-            tiles=tiles,
+            tiles=header[layout.H_TOTAL_TILES],
             max_pairs_before=found[O_MAX_PAIRS_BEFORE],
             max_pairs_after=found[O_MAX_PAIRS_AFTER],
             max_tiles_before=header[layout.H_BASE_MAX_TILES],
             max_tiles_after=header[layout.H_MAX_TILES],
+            bound_tiles=header[layout.H_BOUND_TILES],
         )
         return Done(loads=loads, skipped=skipped)
 

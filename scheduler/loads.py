@@ -13,15 +13,27 @@ from numpy.typing import NDArray
 
 from afore.core.metrics import Loads
 from afore.core.plan import Share
+from afore.core.speeds import least_load
 
 
 class LoadMeter:
-    """Loads of targets of one layer shape. Not thread-safe: it keeps its own scratch."""
+    """Loads of targets of one layer shape. Not thread-safe: it keeps its own scratch.
 
-    def __init__(self, primaries_E: NDArray[np.integer], num_workers: int, tile_tokens: int) -> None:
+    ``costs_N``: what a tile costs on each worker (``afore.core.speeds``); none: all are equally fast.
+    """
+
+    def __init__(
+        self,
+        primaries_E: NDArray[np.integer],
+        num_workers: int,
+        tile_tokens: int,
+        costs_N: Sequence[int] | None = None,
+    ) -> None:
         compile_loads()
         self._primaries_E = np.ascontiguousarray(primaries_E, np.int32)
         self._tile_tokens = tile_tokens
+        self._cost_of = tuple(costs_N or (1,) * num_workers)
+        self._costs_N = np.array(self._cost_of, np.int64)
         self._pairs_N2 = np.zeros((num_workers, 2), np.int64)
         self._tiles_N2 = np.zeros((num_workers, 2), np.int64)
 
@@ -32,7 +44,7 @@ class LoadMeter:
         """
         shares_X3 = np.array([(s.expert, s.worker, s.count) for s in shares], np.int32).reshape(-1, 3)
         pairs, tiles, pairs_before, pairs_after, tiles_before, tiles_after = _loads(
-            demand_E, shares_X3, self._primaries_E, self._tile_tokens, self._pairs_N2, self._tiles_N2
+            demand_E, shares_X3, self._primaries_E, self._tile_tokens, self._costs_N, self._pairs_N2, self._tiles_N2
         )
         return Loads(
             pairs=pairs,
@@ -41,6 +53,7 @@ class LoadMeter:
             max_pairs_after=pairs_after,
             max_tiles_before=tiles_before,
             max_tiles_after=tiles_after,
+            bound_tiles=least_load(tiles, self._cost_of),
         )
 
 
@@ -49,12 +62,12 @@ def compile_loads() -> None:
     if not _loads.signatures:
         vector, rows = types.int32[::1], types.int32[:, ::1]
         scratch = types.int64[:, ::1]
-        _loads.compile((vector, rows, vector, types.int64, scratch, scratch))
+        _loads.compile((vector, rows, vector, types.int64, types.int64[::1], scratch, scratch))
         _loads.disable_compile()
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _loads(demand_E, shares_X3, primaries_E, tile_tokens, pairs_N2, tiles_N2):  # type: ignore[no-untyped-def]  # numba infers
+def _loads(demand_E, shares_X3, primaries_E, tile_tokens, costs_N, pairs_N2, tiles_N2):  # type: ignore[no-untyped-def]  # numba infers
     """Column 0 of the scratch is before, column 1 after."""
     pairs_N2[:] = 0
     tiles_N2[:] = 0
@@ -78,6 +91,10 @@ def _loads(demand_E, shares_X3, primaries_E, tile_tokens, pairs_N2, tiles_N2):  
             x += 1
         pairs_N2[primary, 1] += left
         tiles_N2[primary, 1] += (left + tile_tokens - 1) // tile_tokens
+    for worker in range(costs_N.shape[0]):
+        for when in range(2):
+            pairs_N2[worker, when] *= costs_N[worker]
+            tiles_N2[worker, when] *= costs_N[worker]
     return (
         pairs,
         tiles,

@@ -107,19 +107,27 @@ def build_policy(config: RunConfig, spec: ModelSpec, costs: CostModel) -> Policy
     return make_policy(
         config.policy,
         PolicyContext(
-            planner=PlannerConfig(
-                num_experts=spec.num_experts,
-                num_workers=topology.ffn,
-                slots_per_worker=slots_vector(topology.slots_N, topology.ffn),
-                tile_tokens=config.planner.tile_tokens,
-                copy_budget=config.copy_budget,
-                compactness=config.planner.compactness,
-            ),
+            planner=planner_config(config, spec),
             primaries_E=contiguous_primaries(spec.num_experts, topology.ffn),
             num_layers=spec.num_moe_layers,
             num_microbatches=topology.microbatches,
             costs=costs.layer,
         ),
+    )
+
+
+def planner_config(config: RunConfig, spec: ModelSpec) -> PlannerConfig:
+    """Sizes and knobs of the planner, the same for every layer."""
+    topology = config.topology
+    return PlannerConfig(
+        num_experts=spec.num_experts,
+        num_workers=topology.ffn,
+        slots_per_worker=slots_vector(topology.slots_N, topology.ffn),
+        tile_tokens=config.planner.tile_tokens,
+        copy_budget=config.copy_budget,
+        compactness=config.planner.compactness,
+        compactness_share=config.planner.compactness_share,
+        worker_speed=config.planner.worker_speed or 1.0,
     )
 
 
@@ -129,6 +137,7 @@ def seeded_costs(config: RunConfig, spec: ModelSpec) -> CostModel:
         Costs(tile_us=config.costs.tile_us, copy_us=config.costs.copy_us, window_us=config.costs.window_us),
         num_layers=spec.num_moe_layers,
         frozen=not config.costs.adapt,
+        costs_N=planner_config(config, spec).costs_N,
     )
 
 
@@ -182,6 +191,7 @@ def _planning(
             num_workers=topology.ffn,
             tile_tokens=config.planner.tile_tokens,
             primaries_E=primaries_E,
+            costs_N=planner_config(config, spec).costs_N,
         ),
         num_layers=spec.num_moe_layers,
         num_workers=topology.ffn,

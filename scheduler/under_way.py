@@ -57,6 +57,7 @@ class UnderWay:
         if not aborted:
             self._costs.update(
                 entry.target.layer,
+                worker=record.worker,
                 tile_us=record.tile_us if record.tiles else None,
                 copy_us=record.copy_us if record.copies else None,
                 window_us=record.window_us if record.copies else None,

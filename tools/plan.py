@@ -66,6 +66,16 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--tile-tokens", type=int, default=64, metavar="M", help="rows of a tile (default: 64)")
     explain.add_argument("--budget", type=int, metavar="B", help="most copies (default: max(8, N))")
     explain.add_argument("--compactness", type=int, default=0, metavar="θ", help="default: 0")
+    explain.add_argument(
+        "--compactness-share",
+        type=float,
+        default=0.0,
+        metavar="PART",
+        help="θ by the mean tiles of a worker (default: 0)",
+    )
+    explain.add_argument(
+        "--speeds", type=_speeds, metavar="S,S,…", help="relative speed of each worker (default: equal)"
+    )
     for name, default in (("tile", 20.0), ("copy", 20.0), ("window", 1000.0)):
         explain.add_argument(f"--{name}-us", type=float, default=default, help=f"default: {default:g}; a trace says")
     explain.add_argument("--plot", type=Path, metavar="FILE.svg", help="write bars of before and after")
@@ -91,6 +101,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
+
+
+def _speeds(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
 
 
 def _policies(text: str) -> list[str]:
@@ -159,6 +173,8 @@ def _config(options: argparse.Namespace, num_experts: int, num_workers: int) -> 
         tile_tokens=options.tile_tokens,
         copy_budget=options.budget,
         compactness=options.compactness,
+        compactness_share=options.compactness_share,
+        worker_speed=options.speeds or 1.0,
     )
 
 

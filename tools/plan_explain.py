@@ -14,11 +14,15 @@ def lines(told: Explanation, plus: Plan) -> Iterator[str]:
     plan, costs = told.plan, told.plan.costs
     pairs = int(plan.assign_EN.sum())
     N = len(told.base_N)
+    equal = max(told.costs_N) == 1
+    unit, by_speed = ("tiles", "") if equal else ("units", " by their speeds")
     yield f"demand: {pairs:,} pairs of {sum(k > 0 for k in told.tiles_E)} experts in {sum(told.tiles_E):,} tiles"
-    yield f"bound: {plan.bound_tiles} tiles, an even share of {N} workers"
+    yield f"bound: {plan.bound_tiles} {unit}, an even share of {N} workers{by_speed}"
+    if by_speed:
+        yield f"units: a tile counts {', '.join(f'{cost} on ffn-{w}' for w, cost in enumerate(told.costs_N))}"
     yield f"costs: a tile {costs.tile_us:g} µs, a copy {costs.copy_us:g} µs, hidden up to {costs.window_us:g} µs"
     yield ""
-    yield f"{'tiles of':<22}" + "".join(f"{f'ffn-{w}':>8}" for w in range(N)) + f"{'most':>8}"
+    yield f"{'tiles of' if equal else 'load of':<22}" + "".join(f"{f'ffn-{w}':>8}" for w in range(N)) + f"{'most':>8}"
     for name, loads_N in (
         ("everything on primaries", told.base_N),
         ("as carried over", told.start_N),
@@ -42,11 +46,11 @@ def lines(told: Explanation, plus: Plan) -> Iterator[str]:
         yield "not done:"
         yield from (f"      {reason}" for reason in told.rejected)
     yield (
-        f"result: most loaded worker {plan.max_tiles} tiles (bound {plan.bound_tiles}), {len(plan.copies)} copies, "
+        f"result: most loaded worker {plan.max_tiles} {unit} (bound {plan.bound_tiles}), {len(plan.copies)} copies, "
         f"net gain {plan.gain_us:.1f} µs"
     )
     yield (
-        f"afore-plus, from the same state: {plus.max_tiles} tiles, {len(plus.copies)} copies; existing replicas alone allow "
+        f"afore-plus, from the same state: {plus.max_tiles} {unit}, {len(plus.copies)} copies; existing replicas alone allow "
         f"{plus.within_max_tiles}"
     )
 
@@ -61,6 +65,8 @@ def to_json(told: Explanation, plus: Plan) -> dict[str, object]:
     return {
         "tiles_E": told.tiles_E,
         "bound_tiles": told.plan.bound_tiles,
+        "load_unit": told.plan.load_unit,
+        "tile_costs": list(told.costs_N),
         "costs": dataclasses.asdict(told.plan.costs),
         "loads": {
             "primaries": told.base_N,
@@ -97,6 +103,7 @@ def svg(told: Explanation) -> str:
     N = len(told.base_N)
     bar, gap, height, left, top = max(6, min(36, 320 // N)), 4, 200, 44, 34
     width = N * (bar + gap) + gap
+    unit = "tiles" if max(told.costs_N) == 1 else "units"
     most = max(*told.base_N, *told.final_N, told.plan.bound_tiles, 1)
     total = 2 * (left + width) + 24
     parts = [
@@ -111,7 +118,7 @@ def svg(told: Explanation) -> str:
             x, h = x0 + gap + w * (bar + gap), height * load / most
             parts.append(
                 f'<rect x="{x}" y="{top + height - h:.1f}" width="{bar}" height="{h:.1f}" fill="{colour}">'
-                f"<title>ffn-{w}: {load} tiles</title></rect>"
+                f"<title>ffn-{w}: {load} {unit}</title></rect>"
             )
             if N <= 16:
                 parts.append(
@@ -123,7 +130,7 @@ def svg(told: Explanation) -> str:
             f'<line x1="{x0}" x2="{x0 + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="black" stroke-dasharray="4 3"/>'
             f'<text x="{x0 - 4}" y="{y + 4:.1f}" text-anchor="end">{told.plan.bound_tiles}</text>'
             f'<line x1="{x0}" x2="{x0 + width}" y1="{top + height}" y2="{top + height}" stroke="black"/>'
-            f'<text x="{x0 + width / 2}" y="{top + height + 32}" text-anchor="middle">FFN worker (tiles; dashed: bound)</text>'
+            f'<text x="{x0 + width / 2}" y="{top + height + 32}" text-anchor="middle">FFN worker ({unit}; dashed: bound)</text>'
         )
     parts.append("</svg>\n")
     return "\n".join(parts)

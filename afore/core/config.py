@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from afore.core.errors import ConfigError
+from afore.core.speeds import check_speeds
 from afore.core.topology import Topology, is_loopback
 
 MOST = (1 << 63) - 1
@@ -38,10 +39,17 @@ class PlannerOptions:
     """B: most copies a plan may make; none means max(8, N)."""
     compactness: int = 0
     """θ: a move must shift more than this many tiles."""
+    compactness_share: float = 0.0
+    """θ that grows with the batch: at least this part (0 to 1, in whole 1/1024) of the mean tiles of a worker."""
+    worker_speed: tuple[float, ...] = ()
+    """Relative speed of each FFN worker, where they differ: one of 0.5 gets half the tiles of one of 1.0. Empty: all are equal."""
 
     def __post_init__(self) -> None:
         _at_least("planner", 1, tile_tokens=self.tile_tokens)
         _at_least("planner", 0, copy_budget=self.copy_budget, compactness=self.compactness)
+        _at_least("planner", 0, 1, compactness_share=self.compactness_share)
+        if self.worker_speed:
+            check_speeds("planner.worker_speed", self.worker_speed, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +57,7 @@ class CostOptions:
     """What the planner believes before it has measured: seeds of the cost model."""
 
     tile_us: float = 20.0
-    """β_tile: microseconds of FFN compute a tile costs."""
+    """β_tile: microseconds of FFN compute a tile costs, on a worker of the greatest planner.worker_speed."""
     copy_us: float = 20.0
     """Microseconds to copy one expert through one port."""
     window_us: float = 1000.0
@@ -182,6 +190,33 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerbsOptions:
+    """RDMA between nodes, for this process. What is none is chosen, and the choice explained (``python -m afore.tools.doctor``)."""
+
+    api: Literal["auto", "pyverbs", "ibverbs"] = "auto"
+    """The Python binding; auto takes pyverbs where it can be imported."""
+    device: str | None = None
+    """The RDMA device, as ``rdma link`` names it; none takes the nearest."""
+    port: int | None = None
+    """Its port."""
+    gid_index: int | None = None
+    """Index of the source address in the port's GID table; none prefers RoCE v2 over IPv4, link-local last."""
+    mtu_bytes: int | None = None
+    """Payload of one packet: 256, 512, 1024, 2048 or 4096."""
+    ack_timeout_us: float = 1e6
+    """How long a packet may stay unanswered before it is sent again."""
+    retry_count: int = 7
+    """How often it is; then the link is lost."""
+
+    def __post_init__(self) -> None:
+        _at_least("verbs", 1, 255, port=self.port)
+        _at_least("verbs", 0, 65_535, gid_index=self.gid_index)
+        _at_least("verbs", 256, 4096, mtu_bytes=self.mtu_bytes)
+        _at_least("verbs", 1, 4.096 * 2**31, ack_timeout_us=self.ack_timeout_us)
+        _at_least("verbs", 0, 7, retry_count=self.retry_count)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One run of a cluster. Every role gets the same one."""
 
@@ -207,6 +242,8 @@ class RunConfig:
     """Deadlines."""
     device: DeviceOptions = field(default_factory=DeviceOptions)
     """FFN devices."""
+    verbs: VerbsOptions = field(default_factory=VerbsOptions)
+    """RDMA between nodes."""
     trace: str | None = None
     """Directory for span files; none writes none."""
     seed: int = 0
@@ -215,6 +252,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not -MOST <= self.seed <= MOST:
             raise ConfigError("seed", f"it lies beyond ±{MOST}", "give a smaller one")
+        if self.planner.worker_speed:
+            check_speeds("planner.worker_speed", self.planner.worker_speed, self.topology.ffn)
 
     @property
     def copy_budget(self) -> int:

@@ -439,8 +439,10 @@ class PlanSeen:
     replicas: int
     """Redundant replicas with work."""
     max_tiles_before: int
+    """Load of the most loaded worker: tiles where all are equally fast, else 1/load_unit of a tile of the fastest."""
     max_tiles_after: int
     bound_tiles: int
+    load_unit: int
     token_imbalance_before: float
     token_imbalance_after: float
     skipped: str

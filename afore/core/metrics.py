@@ -17,14 +17,17 @@ import numpy.typing as npt
 
 from afore.core.plan import Share
 from afore.core.record import record
+from afore.core.speeds import even_workers, least_load
 
 Integers = npt.NDArray[np.integer[Any]]
 
 FORMULAS: Final[Mapping[str, str]] = {
     "token imbalance": "max/mean over FFN workers of token-expert pairs, mean over targets",
     "tile imbalance": "max over FFN workers of Σ_e ⌈pairs_e/M_tile⌉, over mean = Σ_e ⌈demand_e/M_tile⌉ / N, mean over targets",
+    "unequal speeds": "a worker's pairs and tiles count 1/speed each, and the mean is that of pairs or tiles cut at will: "
+    "time over the time of an even share",
     "before / after": "the same demand, all on primaries / as the plan assigned it",
-    "bound": "⌈tiles/N⌉ over mean: no assignment of whole tiles can be more even",
+    "bound": "⌈tiles/N⌉ (by speed, where speeds differ) over mean: no assignment of whole tiles can be more even",
     "raw D": "copy submission → completion; the slowest worker of each target, mean over targets with copies",
     "window W": "copy submission → the model stream reaching its wait; the shortest of each target, mean",
     "exposed O": "max(0, D - W); the largest over workers of each target, mean",
@@ -84,8 +87,16 @@ class Imbalance:
     """What no assignment of whole tiles can be below."""
 
 
-def imbalance(demand_E: Integers, assign_EN: Integers, primaries_E: Integers, tile_tokens: int) -> Imbalance | None:
+def imbalance(
+    demand_E: Integers,
+    assign_EN: Integers,
+    primaries_E: Integers,
+    tile_tokens: int,
+    costs_N: Sequence[int] | None = None,
+) -> Imbalance | None:
     """The imbalance of a target whose demand [E] was executed as assign_EN [E, N]; none without demand.
+
+    ``costs_N``: what a tile costs on each worker (``afore.core.speeds``); none: all are equally fast.
 
     Tiles are compared with the mean of the demand's own tiles, before and after alike: were it the mean of the tiles executed,
     a plan that splits experts into more tiles would look the more even for the waste.
@@ -98,22 +109,27 @@ def imbalance(demand_E: Integers, assign_EN: Integers, primaries_E: Integers, ti
     pairs = int(demand_E.sum())
     if pairs == 0:
         return None
+    costs_N = costs_N or (1,) * num_workers
     tiles_E = -(-demand_E // tile_tokens)
     tiles = int(tiles_E.sum())
-    tokens_before = int(np.bincount(primaries_E, weights=demand_E, minlength=num_workers).max())
-    tiles_before = int(np.bincount(primaries_E, weights=tiles_E, minlength=num_workers).max())
-    return Imbalance(
-        token_before=tokens_before * num_workers / pairs,
-        token_after=int(token_loads(assign_EN).max()) * num_workers / pairs,
-        tile_before=tiles_before * num_workers / tiles,
-        tile_after=int(tile_loads(assign_EN, tile_tokens).max()) * num_workers / tiles,
-        tile_bound=-(-tiles // num_workers) * num_workers / tiles,
+    loads = Loads(
+        pairs=pairs,
+        tiles=tiles,
+        max_pairs_before=int((np.bincount(primaries_E, weights=demand_E, minlength=num_workers) * costs_N).max()),
+        max_pairs_after=int((token_loads(assign_EN) * costs_N).max()),
+        max_tiles_before=int((np.bincount(primaries_E, weights=tiles_E, minlength=num_workers) * costs_N).max()),
+        max_tiles_after=int((tile_loads(assign_EN, tile_tokens) * costs_N).max()),
+        bound_tiles=least_load(tiles, costs_N),
     )
+    return loads.imbalance(even_workers(costs_N))
 
 
 @record(kw_only=True)
 class Loads:
-    """What one target asks of the FFN workers; maxima are over workers, before and after its shares."""
+    """What one target asks of the FFN workers; maxima are over workers, before and after its shares.
+
+    They count a worker's pairs and tiles by its tile cost (``afore.core.speeds``): once each, where all are equally fast.
+    """
 
     pairs: int
     """Token-expert pairs of its demand."""
@@ -123,9 +139,11 @@ class Loads:
     max_pairs_after: int
     max_tiles_before: int
     max_tiles_after: int
+    bound_tiles: int
+    """No assignment of whole tiles has a lower maximum."""
 
-    def imbalance(self, num_workers: int) -> Imbalance | None:
-        """The same as ratios; none without demand."""
+    def imbalance(self, num_workers: float) -> Imbalance | None:
+        """The same as ratios; none without demand. ``num_workers``: N, or ``even_workers`` of unequal ones."""
         if self.pairs == 0:
             return None
         return Imbalance(
@@ -133,19 +151,25 @@ class Loads:
             token_after=self.max_pairs_after * num_workers / self.pairs,
             tile_before=self.max_tiles_before * num_workers / self.tiles,
             tile_after=self.max_tiles_after * num_workers / self.tiles,
-            tile_bound=-(-self.tiles // num_workers) * num_workers / self.tiles,
+            tile_bound=self.bound_tiles * num_workers / self.tiles,
         )
 
 
 def shared_loads(
-    demand_E: Integers, shares: Iterable[Share], primaries_E: Integers, num_workers: int, tile_tokens: int
+    demand_E: Integers,
+    shares: Iterable[Share],
+    primaries_E: Integers,
+    num_workers: int,
+    tile_tokens: int,
+    costs_N: Sequence[int] | None = None,
 ) -> Loads:
     """What ``shared_assignment`` amounts to: the plain version of what the scheduler computes for every target."""
+    costs_N = costs_N or (1,) * num_workers
     demand_E = np.asarray(demand_E, np.int64)
     tiles_E = -(-demand_E // tile_tokens)
     pairs_N = np.bincount(primaries_E, weights=demand_E, minlength=num_workers)
     tiles_N = np.bincount(primaries_E, weights=tiles_E, minlength=num_workers)
-    max_pairs, max_tiles = int(pairs_N.max()), int(tiles_N.max())
+    max_pairs, max_tiles = int((pairs_N * costs_N).max()), int((tiles_N * costs_N).max())
     cells: dict[tuple[int, int], int] = {}
     rest: dict[int, int] = {}
     for share in sorted(shares, key=lambda share: (share.expert, share.worker)):
@@ -165,9 +189,10 @@ def shared_loads(
         pairs=int(demand_E.sum()),
         tiles=int(tiles_E.sum()),
         max_pairs_before=max_pairs,
-        max_pairs_after=int(pairs_N.max()) if rest else max_pairs,
+        max_pairs_after=int((pairs_N * costs_N).max()) if rest else max_pairs,
         max_tiles_before=max_tiles,
-        max_tiles_after=int(tiles_N.max()) if rest else max_tiles,
+        max_tiles_after=int((tiles_N * costs_N).max()) if rest else max_tiles,
+        bound_tiles=least_load(int(tiles_E.sum()), costs_N),
     )
 
 
@@ -198,9 +223,16 @@ class _Mean:
 class ImbalanceStats:
     """Mean imbalance over targets, in all and for each layer. Decode only, or prefill only: the caller never mixes them."""
 
-    def __init__(self, primaries_LE: Sequence[Integers], num_workers: int, tile_tokens: int) -> None:
+    def __init__(
+        self,
+        primaries_LE: Sequence[Integers],
+        num_workers: int,
+        tile_tokens: int,
+        costs_N: Sequence[int] | None = None,
+    ) -> None:
         self._primaries_LE = [np.asarray(primaries_E, np.int64) for primaries_E in primaries_LE]
-        self._num_workers = num_workers
+        self._costs_N = costs_N or (1,) * num_workers
+        self._even_workers = even_workers(self._costs_N)
         self._tile_tokens = tile_tokens
         self._all = _Mean()
         self._layers = [_Mean() for _ in primaries_LE]
@@ -212,11 +244,13 @@ class ImbalanceStats:
 
     def add(self, layer: int, demand_E: Integers, assign_EN: Integers) -> Imbalance | None:
         """Counts one target; returns its imbalance, none without demand. Raises ``ValueError`` as ``imbalance`` does."""
-        return self._count(layer, imbalance(demand_E, assign_EN, self._primaries_LE[layer], self._tile_tokens))
+        return self._count(
+            layer, imbalance(demand_E, assign_EN, self._primaries_LE[layer], self._tile_tokens, self._costs_N)
+        )
 
     def add_loads(self, layer: int, loads: Loads) -> None:
         """The same from a target's loads."""
-        self._count(layer, loads.imbalance(self._num_workers))
+        self._count(layer, loads.imbalance(self._even_workers))
 
     def _count(self, layer: int, one: Imbalance | None) -> Imbalance | None:
         if one is not None:

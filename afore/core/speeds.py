@@ -59,7 +59,11 @@ def tile_costs(speeds: Sequence[float]) -> tuple[int, ...]:
 
 def least_load(tiles: int, costs_N: Sequence[int]) -> int:
     """No assignment of so many whole tiles has a lower maximum load: the least T with Σ_w ⌊T/c_w⌋ ≥ tiles; ⌈tiles/N⌉ if equal."""
-    low, high = -1, tiles * min(costs_N)
+    if max(costs_N) == 1:
+        return -(-tiles // len(costs_N))
+    even = even_workers(costs_N)
+    # Between tiles that could be cut at will, and one tile wasted on each worker; two more on either side for the division.
+    low, high = max(-1, int(tiles / even) - 2), int((tiles + len(costs_N)) / even) + 2
     while high - low > 1:
         middle = (low + high) // 2
         if sum(middle // cost for cost in costs_N) >= tiles:

@@ -177,6 +177,7 @@ _PLAIN = {
     "bool": "true or false",
     "str": "text",
     "NoneType": "null",
+    "tuple": "a list, such as [1, 0.5]",
     "tuple[int, ...]": "a list of whole numbers",
 }
 

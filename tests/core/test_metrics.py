@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from fractions import Fraction
@@ -46,25 +47,29 @@ def executed(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     return assign_EN.sum(axis=1), assign_EN, np.array(primaries, np.int32), draw(st.integers(1, 16))
 
 
-def literal_imbalance(demand: Sequence[int], assign: Any, primaries: Sequence[int], tile_tokens: int) -> list[Fraction]:
+def literal_imbalance(
+    demand: Sequence[int], assign: Any, primaries: Sequence[int], tile_tokens: int, costs: Sequence[int]
+) -> list[Fraction]:
     """The definitions, word by word, in exact fractions."""
     workers = range(len(assign[0]))
     experts = range(len(demand))
 
     def over_mean(loads: list[int], total: int) -> Fraction:
-        return max(Fraction(load) for load in loads) / Fraction(total, len(workers))
+        even = Fraction(total) / sum(Fraction(1, cost) for cost in costs)
+        return max(Fraction(load) * cost for load, cost in zip(loads, costs, strict=True)) / even
 
     def tiles(pairs: int) -> int:
         return ceil(Fraction(pairs, tile_tokens))
 
     before = [[demand[e] if primaries[e] == w else 0 for w in workers] for e in experts]
     all_tiles = sum(tiles(demand[e]) for e in experts)
+    bound = next(Fraction(load) for load in itertools.count() if sum(load // cost for cost in costs) >= all_tiles)
     return [
         over_mean([sum(before[e][w] for e in experts) for w in workers], sum(demand)),
         over_mean([sum(assign[e][w] for e in experts) for w in workers], sum(demand)),
         over_mean([sum(tiles(before[e][w]) for e in experts) for w in workers], all_tiles),
         over_mean([sum(tiles(assign[e][w]) for e in experts) for w in workers], all_tiles),
-        over_mean([ceil(Fraction(all_tiles, len(workers)))], all_tiles),
+        bound / (Fraction(all_tiles) / sum(Fraction(1, cost) for cost in costs)),
     ]
 
 
@@ -73,15 +78,19 @@ def values(one: Imbalance) -> list[float]:
 
 
 @settings(deadline=None)
-@given(executed())
-def test_imbalance_equals_its_definition(case: tuple[np.ndarray, np.ndarray, np.ndarray, int]) -> None:
+@given(executed(), st.none() | st.lists(st.integers(1, 9), min_size=8, max_size=8))
+def test_imbalance_equals_its_definition(
+    case: tuple[np.ndarray, np.ndarray, np.ndarray, int], costs: list[int] | None
+) -> None:
     demand_E, assign_EN, primaries_E, tile_tokens = case
-    one = imbalance(demand_E, assign_EN, primaries_E, tile_tokens)
+    costs_N = None if costs is None else costs[: assign_EN.shape[1]]
+    one = imbalance(demand_E, assign_EN, primaries_E, tile_tokens, costs_N)
     if demand_E.sum() == 0:
         assert one is None
         return
     assert one is not None
-    expected = literal_imbalance(demand_E.tolist(), assign_EN.tolist(), primaries_E.tolist(), tile_tokens)
+    each = costs_N or [1] * assign_EN.shape[1]
+    expected = literal_imbalance(demand_E.tolist(), assign_EN.tolist(), primaries_E.tolist(), tile_tokens, each)
     assert values(one) == pytest.approx([float(value) for value in expected], rel=1e-12)
 
 

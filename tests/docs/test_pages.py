@@ -119,6 +119,7 @@ def test_options_in_prose_exist(page: Page, capsys: pytest.CaptureFixture[str]) 
         ("train_tiny",),
         ("bench", "serve"),
         ("bench", "planner"),
+        ("bench", "path"),
         ("trace", "summary"),
         ("plan", "explain"),
         ("plan", "table2"),

@@ -9,16 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afore.core.slots import EMPTY, NO_SUCH_SLOT
+from afore.core.speeds import least_load
 
 
-def least_over(tiles: Sequence[int], holders: Sequence[set[int]], num_workers: int) -> int:
-    """The least maximum when expert e may run on ``holders[e]``: the worst of all sets of experts (Hall's theorem)."""
-    worst = -(-sum(tiles) // num_workers)
+def least_over(
+    tiles: Sequence[int], holders: Sequence[set[int]], num_workers: int, costs_N: Sequence[int] | None = None
+) -> int:
+    """The least maximum load when expert e may run on ``holders[e]``: the worst of all sets of experts (Hall's theorem)."""
+    costs_N = costs_N or (1,) * num_workers
+    worst = least_load(sum(tiles), costs_N)
     some = [e for e, n in enumerate(tiles) if n > 0]
     for size in range(1, len(some) + 1):
         for group in itertools.combinations(some, size):
             workers = set().union(*(holders[e] for e in group))
-            worst = max(worst, -(-sum(tiles[e] for e in group) // len(workers)))
+            worst = max(worst, least_load(sum(tiles[e] for e in group), [costs_N[w] for w in workers]))
     return worst
 
 
@@ -41,20 +45,21 @@ def least_maximum(
     budget: int,
     protected: NDArray[np.bool_] | None = None,
     theta: int = 0,
+    costs_N: Sequence[int] | None = None,
 ) -> int:
-    """The least maximum over every slot table that at most ``budget`` copies reach."""
+    """The least maximum load over every slot table that at most ``budget`` copies reach."""
     N = slots_NR.shape[0]
     cells = [
         cell
         for cell in np.ndindex(slots_NR.shape)
         if slots_NR[cell] != NO_SUCH_SLOT and (protected is None or not protected[cell])
     ]
-    best = least_over(tiles, holders_of(slots_NR, primaries, tiles, theta), N)
+    best = least_over(tiles, holders_of(slots_NR, primaries, tiles, theta), N, costs_N)
     for count in range(1, min(budget, len(cells)) + 1):
         for chosen in itertools.combinations(cells, count):
             for experts in itertools.product(range(len(tiles)), repeat=count):
                 table_NR = slots_NR.copy()
                 for cell, e in zip(chosen, experts, strict=True):
                     table_NR[cell] = EMPTY if primaries[e] == cell[0] else e
-                best = min(best, least_over(tiles, holders_of(table_NR, primaries, tiles, theta), N))
+                best = min(best, least_over(tiles, holders_of(table_NR, primaries, tiles, theta), N, costs_N))
     return best

@@ -76,7 +76,9 @@ class Side:
         self.rung: list[int] = []
         self.watched = False
         clock = LoopClock()
-        costs = CostModel(shape.costs, num_layers=LAYERS, frozen=not shape.adapt, recent=3, warmup=1)
+        costs = CostModel(
+            shape.costs, num_layers=LAYERS, frozen=not shape.adapt, recent=3, warmup=1, costs_N=config.costs_N
+        )
         mailbox = Mailbox(self.mailbox_memory, self.mailbox_layout, EPOCH)
         self.policy = make_policy(
             shape.policy,
@@ -96,7 +98,11 @@ class Side:
             assert isinstance(self.policy, Afore)
             self.hot = HotPath(self.policy, cells, mailbox, self.ring, epoch=EPOCH, publisher=self.publisher)
         self.stats = RunStats(
-            num_layers=LAYERS, num_workers=N, tile_tokens=config.tile_tokens, primaries_E=shape.primaries_E
+            num_layers=LAYERS,
+            num_workers=N,
+            tile_tokens=config.tile_tokens,
+            primaries_E=shape.primaries_E,
+            costs_N=config.costs_N,
         )
         self.tracer = Tracer("scheduler-0", clock, None, listener=lambda _process, spans: self.traced.extend(spans))
         self.traced: list[Span] = []

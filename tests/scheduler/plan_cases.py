@@ -113,6 +113,21 @@ class Situation:
             primaries_E = (np.arange(E) * N // E).astype(np.int32)
         return cls(config, primaries_E, rng)
 
+    @classmethod
+    def large(cls, rng: np.random.Generator) -> Situation:
+        """Of the size of small models: more than one word of workers, slots by the hundred, speeds and θ as in ``random``."""
+        N = int(rng.choice([8, 16, 33, 64]))
+        E = int(rng.choice([64, 96, 128]))
+        config = PlannerConfig(
+            num_experts=E,
+            num_workers=N,
+            slots_per_worker=int(rng.choice([1, 2, 4, 8])),
+            tile_tokens=int(rng.choice([8, 64])),
+            compactness_share=float(rng.choice([0.0, 0.0, 0.05])),
+            worker_speed=speeds(rng, N),
+        )
+        return cls(config, (np.arange(E) * N // E).astype(np.int32), rng)
+
     def demands(self, steps: int) -> Iterator[NDArray[np.int64]]:
         """Skewed demand that drifts, with idle experts, and now and then nothing at all or a jump."""
         E, rng = self.config.num_experts, self.rng

@@ -21,6 +21,7 @@ from afore.scheduler.plan import PlannerConfig
 from afore.testing import run_virtual
 from afore.transport.entry_core import crc32_words
 from tests.scheduler.hot_rig import LAYERS, RING_SLOTS, Shape, Side, record_of
+from tests.scheduler.plan_cases import speeds
 
 
 @given(
@@ -46,6 +47,8 @@ def random_shape(rng: np.random.Generator) -> Shape:
         slots_per_worker=slots,
         tile_tokens=int(rng.choice([1, 3, 8])),
         copy_budget=None if rng.random() < 0.7 else int(rng.integers(0, 4)),
+        compactness_share=float(rng.choice([0.0, 0.0, 0.3])),
+        worker_speed=speeds(rng, N),
     )
     primaries_E = contiguous_primaries(E, N) if rng.random() < 0.5 else rng.integers(0, N, E).astype(np.int32)
     return Shape(

@@ -19,9 +19,14 @@ E, N = 6, 3
     primaries=st.lists(st.integers(0, N - 1), min_size=E, max_size=E),
     counts=st.dictionaries(st.tuples(st.integers(0, E - 1), st.integers(0, N - 1)), st.integers(1, 50)),
     tile_tokens=st.integers(1, 9),
+    costs_N=st.none() | st.tuples(*[st.integers(1, 5)] * N),
 )
 def test_loads_equal_the_plain_ones(
-    demand: list[int], primaries: list[int], counts: dict[tuple[int, int], int], tile_tokens: int
+    demand: list[int],
+    primaries: list[int],
+    counts: dict[tuple[int, int], int],
+    tile_tokens: int,
+    costs_N: tuple[int, ...] | None,
 ) -> None:
     demand_E, primaries_E = np.array(demand, np.int32), np.array(primaries, np.int32)
     shares = [
@@ -29,6 +34,7 @@ def test_loads_equal_the_plain_ones(
         for (expert, worker), count in sorted(counts.items())
         if worker != primaries[expert]
     ]
-    meter = LoadMeter(primaries_E, N, tile_tokens)
+    meter = LoadMeter(primaries_E, N, tile_tokens, costs_N)
     for _ in range(2):  # its scratch starts anew
-        assert meter.loads(demand_E, shares) == shared_loads(demand_E, shares, primaries_E, N, tile_tokens)
+        plain = shared_loads(demand_E, shares, primaries_E, N, tile_tokens, costs_N)
+        assert meter.loads(demand_E, shares) == plain

@@ -26,6 +26,7 @@ def tiny(
 ) -> tuple[PlannerConfig, NDArray[np.int32], NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
     """(config, primaries, demand, slot table before, protected slots) small enough to try everything."""
     N, E = draw(st.integers(2, 3)), draw(st.integers(1, 4))
+    speeds: list[float | list[float]] = [1.0, 1.0, 0.5, [1.0, 0.5, 0.3][:N], [0.4, 1.0, 0.9][:N]]
     slots = draw(st.lists(st.integers(0, 2 if N == 2 else 1), min_size=N, max_size=N))
     config = PlannerConfig(
         num_experts=E,
@@ -34,6 +35,8 @@ def tiny(
         tile_tokens=2,
         copy_budget=draw(st.integers(0, 3)),
         compactness=draw(st.sampled_from([0, 0, 1])),
+        compactness_share=draw(st.sampled_from([0.0, 0.0, 0.3])),
+        worker_speed=draw(st.sampled_from(speeds)),
     )
     primaries_E = np.array(draw(st.lists(st.integers(0, N - 1), min_size=E, max_size=E)), np.int32)
     demand_E = np.array(draw(st.lists(st.integers(0, 24), min_size=E, max_size=E)), np.int64)
@@ -58,8 +61,8 @@ def check_witness(
     """What the answer shows is reachable: its table by its copies, its maximum on that table."""
     tiles = (-(-demand_E // config.tile_tokens)).tolist()
     assert found.tiles_EN.sum(axis=1).tolist() == tiles
-    assert int(found.tiles_EN.sum(axis=0).max()) == found.best_tiles
-    holders = holders_of(found.slots_NR, primaries_E.tolist(), tiles, config.compactness)
+    assert int((found.tiles_EN.sum(axis=0) * config.costs_N).max()) == found.best_tiles
+    holders = holders_of(found.slots_NR, primaries_E.tolist(), tiles, config.threshold(sum(tiles)))
     for e, w in np.argwhere(found.tiles_EN > 0).tolist():
         assert w in holders[e]
     changed_NR = found.slots_NR != before_NR
@@ -82,7 +85,8 @@ def test_the_optimum_is_what_trying_everything_finds(
     planner.adopt(slots_NR)
     plus.adopt(slots_NR)
     before_NR = planner.slots_NR
-    least = least_maximum(tiles, primaries_E.tolist(), before_NR, config.budget, protected_NR, config.compactness)
+    theta, costs_N = config.threshold(sum(tiles)), config.costs_N
+    least = least_maximum(tiles, primaries_E.tolist(), before_NR, config.budget, protected_NR, theta, costs_N)
     greedy, better = (each.plan(demand_E, protected_NR, FREE) for each in (planner, plus))
     for start in (None, greedy, better):
         found = optimum(config, primaries_E, demand_E, before_NR, protected=protected_NR, plan=start, time_limit_s=60)
@@ -90,8 +94,11 @@ def test_the_optimum_is_what_trying_everything_finds(
         check_witness(found, config, primaries_E, demand_E, before_NR, protected_NR)
     assert least <= better.max_tiles <= greedy.max_tiles
     if greedy.max_tiles > greedy.bound_tiles and better.copies:
-        holders = holders_of(before_NR, primaries_E.tolist(), tiles, config.compactness)
-        assert better.within_max_tiles in (least_over(tiles, holders, config.num_workers), greedy.within_max_tiles)
+        holders = holders_of(before_NR, primaries_E.tolist(), tiles, theta)
+        assert better.within_max_tiles in (
+            least_over(tiles, holders, config.num_workers, costs_N),
+            greedy.within_max_tiles,
+        )
 
 
 Case = tuple[Planner, NDArray[np.int64]]

@@ -203,6 +203,17 @@ def test_a_wrong_slot_table_is_refused_by_name(slots: list[list[int]]) -> None:
         ({"slots_per_worker": (1, -1)}, "planner.slots_per_worker"),
         ({"slots_per_worker": (1, 1, 1)}, "planner.slots_per_worker"),
         ({"slots_per_worker": "8"}, "planner.slots_per_worker"),
+        ({"worker_speed": (1.0, 1.0, 1.0)}, "planner.worker_speed"),
+        ({"worker_speed": (1.0, 0.0)}, "planner.worker_speed"),
+        ({"worker_speed": -1.0}, "planner.worker_speed"),
+        ({"worker_speed": (1.0, 64.5)}, "planner.worker_speed"),
+        ({"worker_speed": ()}, "planner.worker_speed"),
+        ({"worker_speed": "1"}, "planner.worker_speed"),
+        ({"worker_speed": None}, "planner.worker_speed"),
+        ({"worker_speed": np.ones((2, 1))}, "planner.worker_speed"),
+        ({"compactness_share": 1.01}, "planner.compactness_share"),
+        ({"compactness_share": float("nan")}, "planner.compactness_share"),
+        ({"compactness_share": "0.1"}, "planner.compactness_share"),
     ],
 )
 def test_a_wrong_config_names_its_field(change: dict[str, object], field: str) -> None:

@@ -14,6 +14,7 @@ from afore.scheduler.costs import Costs
 from afore.scheduler.plan import Plan, PlannerConfig
 from afore.scheduler.planner import Planner
 from afore.scheduler.validate import validate
+from tests.scheduler.plan_cases import speeds
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ def build_cases() -> list[Case]:
             tile_tokens=int(rng.choice([1, 4, 8])),
             copy_budget=int(rng.integers(1, 6)),
             compactness=int(rng.choice([0, 0, 1])),
+            compactness_share=float(rng.choice([0.0, 0.0, 0.05])),
+            worker_speed=speeds(rng, N),
         )
         primaries_E = rng.integers(0, N, E).astype(np.int32)
         planner = Planner(config, primaries_E)
@@ -266,6 +269,17 @@ def wrong_gain(case: Case) -> Plan | None:
     return replace(case.plan, gain_us=float(np.nextafter(case.plan.gain_us, np.inf)))
 
 
+def wrong_unit(case: Case) -> Plan | None:
+    return replace(case.plan, load_unit=case.plan.load_unit + 1)
+
+
+def loads_counted_in_tiles(case: Case) -> Plan | None:
+    """As if all workers were equally fast."""
+    tiles_N = (-(-case.plan.assign_EN // case.config.tile_tokens)).sum(axis=0)
+    most = int(tiles_N.max())
+    return replace(case.plan, max_tiles=most) if most != case.plan.max_tiles else None
+
+
 def copies_without_gain(case: Case) -> Plan | None:
     plan = replace(case.plan, within_max_tiles=case.plan.max_tiles, costs=Costs(tile_us=3.7, copy_us=0, window_us=0))
     return replace(plan, gain_us=0.0) if plan.copies else None
@@ -289,7 +303,8 @@ MUTATIONS: tuple[Callable[[Case], Plan | None], ...] = (
     negative_count, slot_emptied, slot_rebound_without_a_copy, unknown_expert, replica_beside_its_primary,
     missing_slot_appears, slot_disappears, copy_dropped, copy_twice, copy_of_another_expert, copy_to_another_slot,
     copy_to_no_worker, copy_of_what_is_there, share_dropped, share_one_more, share_of_another_slot, shares_out_of_order,
-    used_slot_forgotten, idle_slot_marked, wrong_max, wrong_bound, wrong_base, wrong_within, wrong_gain,
+    used_slot_forgotten, idle_slot_marked, wrong_max, wrong_bound, wrong_base, wrong_within, wrong_gain, wrong_unit,
+    loads_counted_in_tiles,
     copies_without_gain, reason_beside_copies, transposed_counts, counts_as_floats,
 )  # fmt: skip
 
@@ -309,6 +324,7 @@ def test_mutated_plans_are_rejected(cases: list[Case], mutation: Callable[[Case]
 @pytest.mark.slow
 def test_a_plan_is_rejected_on_other_ground(cases: list[Case]) -> None:
     """The same plan against a smaller budget, a protected slot, a split threshold, or another demand."""
+    split = 0
     for case in cases:
         plan, config = case.plan, case.config
         if plan.copies:
@@ -325,5 +341,12 @@ def test_a_plan_is_rejected_on_other_ground(cases: list[Case]) -> None:
         if plan.shares():
             with pytest.raises(PlanError, match="compactness"):
                 validate(plan, case.demand_E, case.before_NR, case.primaries_E, replace(config, compactness=400))
+            tiles_E = -(-case.demand_E // config.tile_tokens)
+            if any(tiles_E[e] <= tiles_E.sum() // config.num_workers for e, *_ in plan.shares()):
+                split += 1
+                grown = replace(config, compactness_share=1.0)
+                with pytest.raises(PlanError, match="compactness"):
+                    validate(plan, case.demand_E, case.before_NR, case.primaries_E, grown)
         with pytest.raises(PlanError, match="demand"):
             validate(plan, case.demand_E + 1, case.before_NR, case.primaries_E, config)
+    assert split > 10

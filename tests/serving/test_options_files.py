@@ -79,6 +79,16 @@ def test_a_broken_topology_file_is_refused_in_one_line(tmp_path: Path, content: 
         (["--costs.copy_us", "1e300"], "costs.copy_us: it is above "),
         (["--device.emulate_copy_us", "1e300"], "device.emulate_copy_us: it is above "),
         (["--planner.tile_tokens", "1" * 25], "planner.tile_tokens: it is above "),
+        (["--planner.worker_speed", "[1, 0.5]"], "planner.worker_speed: 2 numbers for 4 workers; "),
+        (["--planner.worker_speed", "[1, 1, 0, 1]"], "planner.worker_speed: 0.0 for worker 2 is no speed; "),
+        (["--planner.worker_speed", "[1, 1, .nan, 1]"], "planner.worker_speed: nan for worker 2 is no speed; "),
+        (["--planner.worker_speed", "[1, 1, fast, 1]"], "planner.worker_speed: 'fast' is not a number; "),
+        (["--planner.worker_speed", "2"], "planner.worker_speed: '2' is not a list, "),
+        (
+            ["--planner.worker_speed", "[1, 1, 1, 65]"],
+            "planner.worker_speed: worker 3 is 65 times as fast as worker 0; ",
+        ),
+        (["--planner.compactness_share", "1.5"], "planner.compactness_share: it is above 1; "),
         (["--batch.max_waiting", "1" * 25], "batch.max_waiting: it is above "),
         (["--seed", "1" * 25], "seed: it lies beyond "),
         (["--max-new-tokens", "1" * 25], "max_new_tokens: "),
@@ -121,6 +131,15 @@ def test_what_can_be_read_once_is_read_once(tmp_path: Path) -> None:
         writer.join()
         assert parse(arguments)[1].topology.ffn == 3
         assert "topology.ffn" in given_keys(arguments)
+
+
+def test_worker_speeds_are_a_list_on_the_command_line_and_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("planner:\n  worker_speed: [1, 1, 0.5, 2]\n  compactness_share: 0.25\n")
+    for arguments in (["--planner.worker-speed", "[1, 1, .5, 2]"], ["--config", str(file)]):
+        assert parse(arguments)[1].planner.worker_speed == (1.0, 1.0, 0.5, 2.0)
+    assert parse(["--config", str(file)])[1].planner.compactness_share == 0.25
+    assert parse([])[1].planner.worker_speed == ()
 
 
 def test_a_duration_may_last_thirty_days() -> None:

@@ -27,6 +27,22 @@ def planned() -> Planner:
     return Planner(PlannerConfig(num_experts=16, num_workers=4, slots_per_worker=2), contiguous_primaries(16, 4))
 
 
+def test_speeds_are_explained_in_units_of_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "demand.json"
+    path.write_text(json.dumps(DEMAND))
+    arguments = ["explain", str(path), "--workers", "4", "--slots", "2", "--speeds", "1,1,0.5,1"]
+    assert main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "units: a tile counts 1 on ffn-0, 1 on ffn-1, 2 on ffn-2, 1 on ffn-3" in lines
+    assert main([*arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["tile_costs"], told["load_unit"]) == ([1, 1, 2, 1], 1)
+    assert told["max_tiles"] == max(told["loads"]["final"])
+    assert f"result: most loaded worker {told['max_tiles']} units (bound {told['bound_tiles']})" in lines[-2]
+    assert main([*arguments[:-1], "1,1,0.5"]) == 2
+    assert "planner.worker_speed: 3 numbers for 4 workers" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("suffix", [".json", ".csv", ".npy"])
 def test_a_demand_file_is_explained(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, table, picture = tmp_path / f"demand{suffix}", tmp_path / "table.json", tmp_path / "plan.svg"

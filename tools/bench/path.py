@@ -40,7 +40,7 @@ UNOBSERVED: Final = " without spans"
 
 @dataclass(slots=True)
 class _Side:
-    """One cluster and what it did."""
+    """One cluster and what it did, round by round."""
 
     name: str
     policy: str
@@ -49,7 +49,7 @@ class _Side:
     """Its span files; none: it records nothing."""
     windows: list[tuple[int, int]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
-    scheduler_cpu_s: float = 0.0
+    scheduler_cpu_s: list[float] = field(default_factory=list)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -85,41 +85,53 @@ async def _measure_all(
         topology = dataclasses.replace(config.topology, attention=A, ffn=N, microbatches=M)
         batch = dataclasses.replace(config.batch, max_num_seqs=max(config.batch.max_num_seqs, options.num_prompts))
         shaped = dataclasses.replace(config, topology=topology, batch=batch)
-        report["topologies"].append({"topology": f"{A}/{N}/{M}", **await _measure(options, shaped, prompts, report)})
+        await _measure(f"{A}/{N}/{M}", options, shaped, prompts, report)
     return True
 
 
 async def _measure(
-    options: PathOptions, config: RunConfig, prompts: Sequence[PromptText], report: dict[str, Any]
-) -> dict[str, Any]:
-    """All policies in one topology: clusters side by side, only one of them at work at a time."""
+    shape: str, options: PathOptions, config: RunConfig, prompts: Sequence[PromptText], report: dict[str, Any]
+) -> None:
+    """All policies in one topology; an interrupted run reports the rounds that all have finished."""
+    sides: dict[str, _Side] = {}
+    with tempfile.TemporaryDirectory(prefix="afore-bench-") as folder:
+        try:
+            await _rounds(options, config, prompts, Path(folder), sides)
+        finally:
+            # Roles have written what they keep, for they have ended.
+            finished = min((len(side.outcomes) for side in sides.values()), default=0)
+            for side in sides.values():
+                del side.outcomes[finished:], side.windows[finished:], side.scheduler_cpu_s[finished:]
+            if finished:
+                figures = {name: _figures(side, report["notes"]) for name, side in sides.items()}
+                report["topologies"].append({"topology": shape, "rounds": finished, "sides": figures, **_cost(sides)})
+
+
+async def _rounds(
+    options: PathOptions, config: RunConfig, prompts: Sequence[PromptText], folder: Path, sides: dict[str, _Side]
+) -> None:
+    """Clusters side by side, only one of them at work at a time; fills ``sides`` once all have warmed up."""
     sent = [prompts[index % len(prompts)] for index in range(options.num_prompts)]
     tokens = [options.max_tokens or prompt.max_tokens or DEFAULT_TOKENS for prompt in sent]
     contestants = [(policy, policy, True) for policy in options.policies]
     if options.observed_cost:
         last = options.policies[-1]
         contestants.append((f"{last}{UNOBSERVED}", last, False))
-    with tempfile.TemporaryDirectory(prefix="afore-bench-") as folder:
-        async with contextlib.AsyncExitStack() as stack:
-            sides = {}
-            for number, (name, policy, observed) in enumerate(contestants):
-                _say(f"starting {name}, {config.topology.describe()}")
-                directory = Path(folder) / str(number) if observed else None
-                own = dataclasses.replace(config, policy=policy, trace=None if directory is None else str(directory))
-                local = await stack.enter_async_context(local_cluster(own, WallClock()))
-                sides[name] = _Side(name, policy, local, directory)
+    async with contextlib.AsyncExitStack() as stack:
+        started = []
+        for number, (name, policy, observed) in enumerate(contestants):
+            _say(f"starting {name}, {config.topology.describe()}")
+            directory = folder / str(number) if observed else None
+            own = dataclasses.replace(config, policy=policy, trace=None if directory is None else str(directory))
+            local = await stack.enter_async_context(local_cluster(own, WallClock()))
+            await _run(_Side(name, policy, local, directory), sent, tokens)
+            started.append(_Side(name, policy, local, directory))
+        sides.update({side.name: side for side in started})
+        for number in range(options.rounds):
+            for name in turns(list(sides), number):
                 await _run(sides[name], sent, tokens)
-            for side in sides.values():
-                side.windows.clear()
-                side.outcomes.clear()
-                side.scheduler_cpu_s = 0.0
-            for number in range(options.rounds):
-                for name in turns(list(sides), number):
-                    await _run(sides[name], sent, tokens)
-                rates = ", ".join(f"{name} {side.outcomes[-1].tokens_per_second:,.0f}" for name, side in sides.items())
-                _say(f"round {number + 1} of {options.rounds}: tokens/s: {rates}")
-        # Roles write what they keep when they end.
-        return {"sides": {name: _figures(side, report["notes"]) for name, side in sides.items()}} | _cost(sides)
+            rates = ", ".join(f"{name} {side.outcomes[-1].tokens_per_second:,.0f}" for name, side in sides.items())
+            _say(f"round {number + 1} of {options.rounds}: tokens/s: {rates}")
 
 
 async def _run(side: _Side, sent: Sequence[PromptText], tokens: Sequence[int]) -> None:
@@ -129,7 +141,7 @@ async def _run(side: _Side, sent: Sequence[PromptText], tokens: Sequence[int]) -
     outcome = await run_ours(cluster, [prompt.text for prompt in sent], max_tokens=tokens, ignore_eos=False)
     side.windows.append((begin_ns, cluster.clock.now_ns()))
     used = cpu_by_role(before, cpu_seconds(pids))
-    side.scheduler_cpu_s += used[SCHEDULER]["cpu_s"]
+    side.scheduler_cpu_s.append(used[SCHEDULER]["cpu_s"])
     side.outcomes.append(dataclasses.replace(outcome, cpu_s=sum(row["cpu_s"] for row in used.values())))
 
 
@@ -139,7 +151,7 @@ def _figures(side: _Side, notes: list[str]) -> dict[str, Any]:
         "policy": side.policy,
         "tokens_per_second": median(outcome.tokens_per_second for outcome in side.outcomes),
         "cpu_s_per_1000_tokens": sum(outcome.cpu_s for outcome in side.outcomes) / tokens * 1000,
-        "scheduler_cpu_s_per_1000_tokens": side.scheduler_cpu_s / tokens * 1000,
+        "scheduler_cpu_s_per_1000_tokens": sum(side.scheduler_cpu_s) / tokens * 1000,
     }
     if side.directory is None:
         return found

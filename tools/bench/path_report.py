@@ -36,7 +36,7 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     """Prints a result."""
     console = console or report_console()
     if report["interrupted"]:
-        console.print("[red]interrupted: only topologies that were finished are shown[/red]")
+        console.print("[red]interrupted: only rounds that were finished are shown[/red]")
     for found in report["topologies"]:
         _topology(found, report, console)
     console.print(
@@ -57,7 +57,7 @@ def _topology(found: Mapping[str, Any], report: Mapping[str, Any], console: Cons
     shape = found["topology"]
     recorded = {name: side for name, side in found["sides"].items() if "figures" in side}
     counts = ", ".join(f"{name} {side['targets']:,}" for name, side in recorded.items())
-    title = f"topology {shape}, {report['rounds']} rounds of {report['requests']} requests; targets: {counts}"
+    title = f"topology {shape}, {found['rounds']} rounds of {report['requests']} requests; targets: {counts}"
     for heading, rows in (("part (they add up)", PARTS), ("in all", TOTALS)):
         table = Table(heading, "policy", title=unmarked(title), title_justify="left")
         for column in ("p50", "rounds", "p99", "p99.9", "max", "n"):

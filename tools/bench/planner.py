@@ -26,7 +26,9 @@ from afore.tools.bench.planner_cores import (
     Driven,
     Driver,
     Prepared,
+    Run,
     build_driver,
+    one_at_a_time,
     planner_config,
     python_run,
 )
@@ -99,6 +101,7 @@ def main(argv: Sequence[str]) -> int:
         "top_k": options.top_k,
         "tile_tokens": options.tile_tokens,
         "demand": f"drifting, seed {options.seed}" if traces is None else traces.text,
+        "in_flight": options.in_flight,
         "rounds": options.rounds,
         "targets_per_round": options.targets,
         "rows": results,
@@ -134,11 +137,13 @@ def _measure(
         name: _Contestant(core, core.prepare(config, primaries_E), np.zeros(row.ep * row.slots, np.bool_), [])
         for name, core in {**cores, **({CXX: driver.core} if driver else {})}.items()
     }
+    run: Run = driver.run if driver else python_run
+    if options.in_flight == 0:
+        run = one_at_a_time(run)
     for round_ in range(options.rounds + 1):
         part_TE = demand_TE[round_ * options.targets : (round_ + 1) * options.targets]
         for name in turns(list(contestants), round_):
             one = contestants[name]
-            run = driver.run if driver else python_run
             driven = run(one.core, one.prepared, one.guarded, part_TE, costs)
             if round_:
                 one.rounds.append(driven)
@@ -218,6 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tile-tokens", type=int, default=64, help="M_tile (64)")
     add("--copy-us", type=float, default=130.0, help="microseconds of a copy (130)")
     add("--window-us", type=float, default=HIDDEN_US, help="window that hides copies (all of them)")
+    add("--in-flight", type=int, choices=(0, 1), default=1, help="targets whose slots are guarded: M - 1 (1)")
     add("--rounds", type=int, default=12, help="interleaved rounds (12)")
     add("--targets", type=int, default=100, help="targets of a round (100)")
     add("--seed", type=int, default=1, help="of generated demand (1)")

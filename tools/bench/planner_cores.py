@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
@@ -65,6 +66,9 @@ class Driven:
     nanoseconds: NDArray[np.int64]
     max_tiles: NDArray[np.int64]
     total_tiles: NDArray[np.int64]
+
+
+Run = Callable[[CoreSpec, Prepared, NDArray[np.bool_], NDArray[np.int64], Costs], Driven]
 
 
 def _no_scratch(config: PlannerConfig, primaries_E: NDArray[np.int32]) -> Prepared:
@@ -206,6 +210,23 @@ def python_run(
         driven.total_tiles[t] = prepared.buffer[H_TOTAL_TILES]
         guarded[:] = used != 0
     return driven
+
+
+def one_at_a_time(run: Run) -> Run:
+    """As ``run``, with no target in flight when the next is planned: no slot is guarded."""
+
+    def alone(
+        core: CoreSpec, prepared: Prepared, guarded: NDArray[np.bool_], demand_TE: NDArray[np.int64], costs: Costs
+    ) -> Driven:
+        runs = []
+        for t in range(len(demand_TE)):
+            guarded[:] = False
+            runs.append(run(core, prepared, guarded, demand_TE[t : t + 1], costs))
+        return Driven(
+            *(np.concatenate([getattr(one, field.name) for one in runs]) for field in dataclasses.fields(Driven))
+        )
+
+    return alone
 
 
 def planner_config(num_experts: int, num_workers: int, slots: int, tile_tokens: int) -> tuple[PlannerConfig, Any]:

@@ -36,22 +36,26 @@ Shares = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """Shares of experts, target after target: one layer through the text, then the next."""
+    """Shares of experts, of every layer at every place."""
 
-    shares_XE: Shares
+    shares_GPE: Shares
     text: str
     """Where they come from, what was done to them, and how skewed they are."""
 
     @property
     def experts(self) -> int:
         """E."""
-        return int(self.shares_XE.shape[1])
+        return int(self.shares_GPE.shape[2])
 
     def demands(self, *, pairs: int, targets: int, seed: int) -> NDArray[np.int64]:
-        """[targets, E] pairs, drawn from the shares; these begin anew where there are more targets."""
+        """[targets, E] pairs, drawn from the shares: each layer on its way through the text, then the next one.
+
+        All layers have their part, however few targets there are; where there are more than shares, these begin anew.
+        """
         rng = np.random.default_rng(seed)
-        X = len(self.shares_XE)
-        return np.array([rng.multinomial(pairs, self.shares_XE[x % X]) for x in range(targets)], np.int64)
+        G, _, E = self.shares_GPE.shape
+        shares_XE = self.shares_GPE[:, : -(-targets // G)].reshape(-1, E)
+        return np.array([rng.multinomial(pairs, shares_XE[x % len(shares_XE)]) for x in range(targets)], np.int64)
 
 
 def read_traces(path: Path, *, seed: int) -> Recorded:
@@ -88,7 +92,7 @@ def read_traces(path: Path, *, seed: int) -> Recorded:
     shares_GPE, how = calibrated(normal(shares_GPE), seed)
     skew_GP = skew(shares_GPE, SKEW_WORKERS)
     return Recorded(
-        shares_XE=shares_GPE.reshape(-1, shares_GPE.shape[2]),
+        shares_GPE=shares_GPE,
         text=(
             f"{' then '.join(names)}: {what}; {how}: one expert in {HOT_ONE_OF} has {hot_part(shares_GPE):.1%}, the hottest"
             f" {_hottest(shares_GPE):.1f} times the mean; most loaded of {SKEW_WORKERS} workers {skew_GP.mean():.2f} times"

@@ -21,6 +21,7 @@ from afore.transport.channel import StreamChannel
 from afore.transport.endpoint import StreamEndpoint
 from afore.transport.handshake import Hello, Identity, admit
 from afore.transport.private_segment import PrivateSegment
+from afore.transport.queues import Inbox
 from afore.transport.verbs.binding import load_binding
 from afore.transport.verbs.choice import choose_path
 from afore.transport.verbs.config import VerbsConfig
@@ -151,6 +152,24 @@ class VerbsFabric:
             if region.address <= address and address + nbytes <= region.address + region.nbytes:
                 return region.lkey
         return None
+
+    def expose(self, buffer: memoryview, inbox: Inbox, *, label: str) -> RegionKey:
+        """Peers may write into ``buffer``, whose owner is another fabric; their notifications go to ``inbox``."""
+        region = self.adopt(buffer, label=label)
+        region.inbox = inbox
+        return region.key
+
+    def conceal(self, key: RegionKey) -> None:
+        """Ends that, and with it the inbox. Idempotent."""
+        region = self.regions.get(key.region)
+        if region is not None:
+            region.close()
+
+    def node_of(self, address: str) -> str:
+        return address
+
+    def resolve(self, key: RegionKey) -> RegionKey:
+        return key
 
     def map(self, key: RegionKey, *, writable: bool = False) -> NoReturn:
         self._door.require_open()

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from afore.core.clock import deadline
-from afore.core.errors import LinkClosed, PeerLost, TransportError, WireError
+from afore.core.errors import DeadlineExceeded, LinkClosed, PeerLost, TransportError, WireError
 from afore.transport.api import Buffer, Lane, RegionKey
 from afore.transport.buffers import flat, refuse_bounds, refuse_foreign, require_immediate, revoked
 from afore.transport.queues import Turnstile
@@ -305,7 +305,6 @@ class VerbsLink:
             self.ready.set_result(None)
         elif message.kind is FrameKind.REVOKED:
             self._refuse(region, revoked)
-            self._flush()
             self._letting_go.append((self._queue.posted, region))
             self._let_go()
         elif message.kind is FrameKind.GRANT:
@@ -328,6 +327,8 @@ class VerbsLink:
     def _let_go(self) -> None:
         while self._letting_go and self._letting_go[0][0] <= self._queue.done:
             self._connection.send(Frame(FrameKind.LET_GO, self._letting_go.popleft()[1]))
+        if self._letting_go:
+            self._flush()
 
     # Completions
 
@@ -353,8 +354,11 @@ class VerbsLink:
     def on_drained(self) -> None:
         """As ``Side``."""
         self._turnstile.poke()
-        if self._idle is not None and self._queue.posted == self._queue.done and not self._idle.done():
-            self._idle.set_result(None)
+        if self._idle is not None and not self._idle.done():
+            if self._queue.posted == self._queue.done:
+                self._idle.set_result(None)
+            else:
+                self._flush()
 
     def on_failure(self, number: int, status: int) -> None:
         """As ``Side``: nothing more goes over this queue pair."""
@@ -413,18 +417,28 @@ class VerbsLink:
                 self._ending = lambda: LinkClosed(self._peer, "the link was closed on this side", "connect again")
             self._turnstile.poke()
             try:
-                await self._settled()
+                await self._arrived(self._config.linger_us)
             finally:
                 self.shut()
 
-    async def _settled(self) -> None:
-        """Returns when everything that was written has arrived, or after the config's ``linger_us``."""
+    async def flush(self, *, timeout_us: float) -> None:
+        """Returns once everything that was written has arrived. Raises ``DeadlineExceeded``, and what ended the link."""
+        if self._ending is None and not await self._arrived(timeout_us):
+            raise DeadlineExceeded(self._peer, "what was written does not arrive", "it does not answer")
+        if self._ending is not None:
+            raise self._ending()
+
+    async def _arrived(self, timeout_us: float) -> bool:
+        """Whether every request has completed within ``timeout_us``; the end of the queue pair counts as that."""
+        if self._connection.usable and self._queue.posted != self._queue.done:
+            self._flush()
+            self._connection.drain()
         if not self._connection.usable or self._queue.posted == self._queue.done:
-            return
-        self._flush()
-        self._idle = asyncio.get_running_loop().create_future()
-        self._connection.drain()
-        await asyncio.wait([self._idle], timeout=self._config.linger_us * 1e-6)
+            return True
+        if self._idle is None or self._idle.done():
+            self._idle = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._idle], timeout=timeout_us * 1e-6)
+        return self._idle.done()
 
     def shut(self) -> None:
         """Closes without waiting. Idempotent."""

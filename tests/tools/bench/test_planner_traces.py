@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afore.core.errors import ConfigError
-from afore.tools.bench.planner_traces import HOT_PART, SKEW, calibrated, hot_part, normal, read_traces, skew
+from afore.tools.bench.planner_traces import HOT_PART, SKEW, Recorded, calibrated, hot_part, normal, read_traces, skew
 
 REAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "routing"
 
@@ -36,15 +36,20 @@ def test_routing_of_tokens_becomes_windows_of_layers_side_by_side(tmp_path: Path
     found = read_traces(tmp_path, seed=1)
     assert found.experts == 128
     assert "a.npz then b.npz: 4 layers of 64 experts, 2 side by side: 128, 100 windows of 256 tokens" in found.text
-    assert found.shares_XE.shape == (200, 128)
-    assert np.allclose(found.shares_XE.sum(axis=1), 1)
+    assert found.shares_GPE.shape == (2, 100, 128)
+    assert np.allclose(found.shares_GPE.sum(axis=2), 1)
     demand_TE = found.demands(pairs=4096, targets=210, seed=2)
     assert demand_TE.shape == (210, 128)
     assert (demand_TE.sum(axis=1) == 4096).all()
     assert np.array_equal(demand_TE, read_traces(tmp_path, seed=1).demands(pairs=4096, targets=210, seed=2))
     assert not np.array_equal(demand_TE, found.demands(pairs=4096, targets=210, seed=3))
-    # Each layer's half of the experts keeps its half of the pairs.
-    assert read_traces(tmp_path / "a.npz", seed=1).experts == 128
+
+
+def test_few_targets_are_of_all_layers_too() -> None:
+    few = Recorded(shares_GPE=np.eye(4)[[[0, 1, 1], [2, 3, 3]]], text="").demands(pairs=5, targets=4, seed=0)
+    assert few.argmax(axis=1).tolist() == [0, 1, 2, 3]
+    more = Recorded(shares_GPE=np.eye(4)[[[0, 1], [2, 3]]], text="").demands(pairs=5, targets=6, seed=0)
+    assert more.argmax(axis=1).tolist() == [0, 1, 2, 3, 0, 1]
 
 
 def test_counts_are_read_layer_after_layer(tmp_path: Path) -> None:
@@ -53,12 +58,14 @@ def test_counts_are_read_layer_after_layer(tmp_path: Path) -> None:
     np.savez(tmp_path / "counts.npz", chat_cnt=chat, code_cnt=code, chat_tokens=np.arange(2), layers=np.arange(3))
     found = read_traces(tmp_path / "counts.npz", seed=1)
     assert "3 layers of 32 experts, 4 chunks of text each" in found.text
-    assert found.shares_XE.shape == (12, 32)
+    assert found.shares_GPE.shape == (3, 4, 32)
     # What was hottest in a chunk stays hottest: experts are put in another order, and powers are monotone.
     first = np.sort(normal(chat[:1].astype(float)))[0, 0]
-    assert np.array_equal(
-        np.argsort(found.shares_XE[0].max() - np.sort(found.shares_XE[0])), np.argsort(first.max() - first)
-    )
+    ours = np.sort(found.shares_GPE[0, 0])
+    rises = np.diff(first) > 0
+    assert (np.diff(ours) > 0).tolist() == rises.tolist()
+    powers = np.diff(np.log(ours))[rises] / np.diff(np.log(first))[rises]
+    assert powers == pytest.approx(powers[0])
 
 
 @pytest.mark.slow
@@ -100,7 +107,7 @@ def test_the_real_recordings_are_as_skewed_as_the_papers_model(name: str) -> Non
     if not REAL.is_dir():
         pytest.skip(f"no recordings in {REAL}")
     found = read_traces(REAL / name, seed=1)
-    shares_GPE = found.shares_XE[None]
+    shares_GPE = found.shares_GPE
     assert hot_part(shares_GPE) == pytest.approx(HOT_PART, abs=0.001)
     assert skew(shares_GPE, 8).mean() == pytest.approx(SKEW, abs=0.05)
     assert 4 < shares_GPE.max(axis=2).mean() * found.experts < 12

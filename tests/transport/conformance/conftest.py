@@ -28,6 +28,7 @@ WORLDS: dict[str, type[LoopbackWorld] | type[ShmWorld] | type[TcpWorld]] = {
     "shm": ShmWorld,
     "tcp": TcpWorld,
 }
+"""The worlds of every machine; ``--verbs`` adds those that take an RDMA device."""
 CHOICES: dict[str, Callable[[type[LoopbackWorld] | type[ShmWorld] | type[TcpWorld]], bool]] = {
     "world": lambda world: True,
     "stream_world": lambda world: world.streams,
@@ -47,6 +48,18 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every test of this folder runs under each of these."""
     return LOOPS
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Adds the verbs worlds that ``--verbs`` names; with it the suite runs over these alone."""
+    bindings = [name for name in config.getoption("--verbs").split(",") if name]
+    if bindings:
+        # Needs the device that only this option promises.
+        from tests.transport.conformance.verbs_world import VERBS_WORLDS
+
+        WORLDS.clear()
+        for name in bindings:
+            WORLDS[f"verbs-{name}"] = VERBS_WORLDS[name]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -75,6 +88,8 @@ def _can_be(item: pytest.Item) -> bool:
     factory = callspec.params.get("_asyncio_loop_factory")
     if name is None or factory is None:
         return True
+    if name not in WORLDS:
+        return False  # no world suits: verbs shares no memory
     return any(LOOPS[loop] is factory for loop in WORLDS[name].loops)
 
 

@@ -208,6 +208,12 @@ def make_fabric(spec: dict[str, Any]) -> Fabric:
     options = spec | {"secret": bytes.fromhex(spec["secret"])}
     if kind == "shm":
         return ShmFabric(ShmConfig(**options))
+    if kind == "verbs":
+        # Only where there is a device is the fabric worth its import.
+        from afore.transport.verbs.config import VerbsConfig
+        from afore.transport.verbs.fabric import VerbsFabric
+
+        return VerbsFabric(VerbsConfig(**options))
     assert kind == "tcp", f"no puppet for {kind}"
     return TcpFabric(TcpConfig(**options))
 
