@@ -101,9 +101,7 @@ class TcpLink:
         if notify is not None and notify >> 32:
             require_immediate(notify, self._peer)
         if self._turnstile or not self._may_go(notify is not None):
-            await self._wait_turn(remote, notify is not None, timeout_us)
-            if self._grants.get(remote.token) is not grant:
-                raise revoked(remote)
+            await self._wait_turn(remote, grant, notify is not None, timeout_us)
         # From here on nothing suspends: the frame goes out whole, or the link ends.
         head = FRAME.pack(
             FRAME_MAGIC,
@@ -127,11 +125,17 @@ class TcpLink:
             raise self._ending()
         return self._stream.queued_bytes < self._unsent_limit and (not needs_credit or self._credits > 0)
 
-    async def _wait_turn(self, remote: RegionKey, needs_credit: bool, timeout_us: float) -> None:
+    async def _wait_turn(self, remote: RegionKey, grant: Grant, needs_credit: bool, timeout_us: float) -> None:
+        def may_go() -> bool:
+            room = self._may_go(needs_credit)
+            if self._grants.get(remote.token) is not grant:
+                raise revoked(remote)
+            return room
+
         crowded = self._stream.queued_bytes >= self._unsent_limit
         why = "it does not read" if crowded else "no credit for a notification"
         await self._turnstile.enter(
-            lambda: self._may_go(needs_credit),
+            may_go,
             timeout_us,
             peer=self._peer,
             what=f"write to region {remote.region} on lane {self._lane.name.lower()}: {why}",

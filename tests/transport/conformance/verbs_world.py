@@ -18,6 +18,8 @@ class VerbsWorld(TcpWorld):
     """Queue pairs of this machine's RDMA device, met over the loopback interface."""
 
     bulk = 1_000
+    networked = False
+    """No relay stands between two queue pairs."""
     link_terms = (ENDPOINT_BYTES, 0)
     api = "auto"
 

@@ -36,6 +36,8 @@ class World(Protocol):
     """Whether its endpoints listen on sockets: then it is a ``StreamWorld``."""
     bulk: int
     """How many notifications a flood has here."""
+    lives: int
+    """How many endpoints come and go where leaks are counted."""
     maps: bool
     """Whether endpoints map each other's memory."""
     tells_late: bool
@@ -106,6 +108,7 @@ class LoopbackWorld:
     streams = False
     networked = False
     bulk = 100_000
+    lives = 100
     maps = True
     tells_late = False
 
@@ -153,6 +156,7 @@ class ShmWorld:
     streams = True
     networked = False
     bulk = 100_000
+    lives = 100
     maps = True
     tells_late = False
     link_terms = (4, 3)
@@ -230,6 +234,7 @@ class TcpWorld:
     streams = True
     networked = True
     bulk = 10_000
+    lives = 40
     maps = False
     tells_late = True
     link_terms = (4, 0)
