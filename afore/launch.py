@@ -135,7 +135,7 @@ async def _supervise(options: LaunchOptions, config: RunConfig, prompts: tuple[P
 
     # The fork server imports on one core while this process imports on another.
     with StatusLine() as line:
-        async with Supervisor(StartProgress(line).see) as supervisor:
+        async with Supervisor(config.policy, StartProgress(line).see) as supervisor:
             return await _serve(options, config, prompts, supervisor, started_ns)
 
 

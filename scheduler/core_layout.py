@@ -18,6 +18,8 @@ from numba.np import arrayobj
 from numpy.typing import NDArray
 
 Words = NDArray[np.int32]
+Counts = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 # Inlined and without reference counts: a call would pass the thirty arrays of ``Parts`` on the stack, and count each of them. So
 # an entry that Python calls holds none of them: it only calls one of these functions, which returns numbers.
 compiled = njit(nogil=True, error_model="numpy", forceinline=True, _nrt=False)
@@ -44,6 +46,14 @@ def plain_indices() -> Iterator[None]:
 
 def _index_as_it_is(context: Any, builder: Any, index_type: Any, index: Any, size: Any) -> Any:
     return context.cast(builder, index, index_type, types.intp if index_type.signed else types.uintp)
+
+
+class Rates(NamedTuple):
+    """The estimates of a plan, as ``Costs``."""
+
+    tile_us: float
+    copy_us: float
+    window_us: float
 
 
 # Words of the header.

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from numba import njit, types
-from numpy.typing import NDArray
 
 from afore.core.slots import EMPTY, NO_SUCH_SLOT
 from afore.scheduler.core_beyond import rebalance_beyond
@@ -27,12 +26,17 @@ from afore.scheduler.core_layout import (
     H_BASE_MAX_TILES,
     H_BOUND_TILES,
     H_LEAST_COST,
+    H_MAX_TILES,
+    H_MOST_COST,
     H_SHARES,
     H_SLOTS,
     H_TILE_TOKENS,
     H_TOTAL_TILES,
     H_WITHIN_MAX_TILES,
+    Counts,
+    Flags,
     Parts,
+    Rates,
     Words,
     bind,
     compiled,
@@ -40,12 +44,14 @@ from afore.scheduler.core_layout import (
     plain_indices,
 )
 from afore.scheduler.core_within import greatest, initialize, least_load, rebalance_within, sort_workers, threshold
+from afore.scheduler.plus_core import improve
+from afore.scheduler.plus_layout import scratch_of
 
 MAX_AGE = 2**31 - 1
 
 
 @compiled
-def _record(p: Parts, demand: NDArray[np.int64], M: int) -> None:
+def _record(p: Parts, demand: Counts, M: int) -> None:
     """Tiles become tokens (the one partial tile on the primary if it has work, else on the last replica); ages advance."""
     head, after, tiles, assign, before, owner = p.head, p.after, p.tiles, p.assign, p.demand, p.owner
     shares, reserved, used, age = p.shares, p.reserved, p.used, p.age
@@ -82,18 +88,12 @@ def _record(p: Parts, demand: NDArray[np.int64], M: int) -> None:
 
 
 @compiled
-def plan_in_place(
-    buffer: Words,
-    demand: NDArray[np.int64],
-    protected: NDArray[np.bool_],
-    tile_us: float,
-    copy_us: float,
-    window_us: float,
-) -> float:
+def plan_in_place(buffer: Words, scratch: Words | None, demand: Counts, protected: Flags, rates: Rates) -> float:
     """One plan, in place: carried state in, plan and next state out. ``demand`` [E], ``protected`` [S]. Returns its gain in µs.
 
-    ``tile_us`` is a tile's time on a worker of the greatest speed. -1: the demand has a negative count; -2: more than MAX_TOKENS
-    over the greatest tile cost in all. Then nothing that is carried has changed.
+    With ``scratch`` (``plus_layout``) it is ``afore-plus``'s; None is Algorithm 1's, compiled without the search. ``rates.tile_us``
+    is a tile's time on a worker of the greatest speed. -1: the demand has a negative count; -2: more than MAX_TOKENS over the
+    greatest tile cost in all. Then nothing that is carried has changed.
     """
     p = parts_of(buffer)
     M = p.header[H_TILE_TOKENS]
@@ -108,8 +108,11 @@ def plan_in_place(
     p.header[H_WITHIN_MAX_TILES] = p.load[p.rank[0]]
     bound = least_load(p, total)
     p.header[H_BOUND_TILES] = bound
-    load_us = tile_us / p.header[H_LEAST_COST]
-    gain_us: float = rebalance_beyond(p, protected, theta, bound, load_us, copy_us, window_us)
+    load_us = rates.tile_us / p.header[H_LEAST_COST]
+    gain_us: float = rebalance_beyond(p, protected, theta, bound, load_us, rates.copy_us, rates.window_us)
+    # The flow counts every worker's tile alike: with unequal speeds Algorithm 1's plan stands.
+    if scratch is not None and p.header[H_MAX_TILES] > bound and p.header[H_MOST_COST] == 1:
+        gain_us = improve(p, scratch_of(scratch, p), demand, protected, theta, bound, gain_us, rates)
     _record(p, demand, M)
     return gain_us
 
@@ -144,8 +147,8 @@ def _adopt(buffer: Words, slots: Words) -> None:
 def core_stamp() -> int:
     """Checksum of the files that hold what a compiled caller of ``plan_in_place`` contains."""
     checksum = 0
-    for name in ("core_layout.py", "core_within.py", "core_beyond.py", "core_numba.py"):
-        checksum = zlib.crc32((Path(__file__).parent / name).read_bytes(), checksum)
+    for path in sorted([*Path(__file__).parent.glob("core_*.py"), *Path(__file__).parent.glob("plus_*.py")]):
+        checksum = zlib.crc32(path.read_bytes(), checksum)
     return checksum
 
 
@@ -155,13 +158,16 @@ def _build(stamp: int) -> tuple[Any, Any]:
     @njit(nogil=True, error_model="numpy", cache=True)
     def plan_entry(
         buffer: Words,
-        demand: NDArray[np.int64],
-        protected: NDArray[np.bool_],
+        scratch: Words | None,
+        demand: Counts,
+        protected: Flags,
         tile_us: float,
         copy_us: float,
         window_us: float,
     ) -> float:
-        gain_us: float = plan_in_place(buffer, demand, protected, tile_us, copy_us, window_us) if stamp >= 0 else np.nan
+        if stamp < 0:
+            return np.nan
+        gain_us: float = plan_in_place(buffer, scratch, demand, protected, Rates(tile_us, copy_us, window_us))
         return gain_us
 
     @njit(nogil=True, error_model="numpy", cache=True)
@@ -175,16 +181,22 @@ def _build(stamp: int) -> tuple[Any, Any]:
 plan_core, adopt_core = _build(core_stamp())
 
 
-def compile_planner() -> None:
-    """Compiles the core, or loads it from numba's cache (milliseconds). Call it in a preload, before processes fork.
+def compile_planner(*, search: bool = False) -> None:
+    """Compiles the core, or loads it from numba's cache (milliseconds); with ``search``, ``afore-plus``'s instead of ``afore``'s.
 
-    Afterwards an array of another type or layout is an error instead of a silent second compilation in a worker.
+    Call it in a preload, before processes fork. Afterwards an array of another type or layout is an error instead of a silent
+    second compilation in a worker.
     """
-    if not plan_core.signatures:
-        words, flags = types.Array(types.int32, 1, "C"), types.Array(types.boolean, 1, "C")
-        real = types.float64
+    words, flags, real = types.Array(types.int32, 1, "C"), types.Array(types.boolean, 1, "C"), types.float64
+    compile_entry(adopt_core, (words, words))
+    scratch = words if search else types.none
+    compile_entry(plan_core, (words, scratch, types.Array(types.int64, 1, "C"), flags, real, real, real))
+
+
+def compile_entry(entry: Any, signature: tuple[types.Type, ...]) -> None:
+    """Compiles a cached entry for a signature, or loads it, unless it is there; other ones it refuses."""
+    if signature not in entry.signatures:
+        entry.disable_compile(False)
         with plain_indices():
-            adopt_core.compile((words, words))
-            plan_core.compile((words, types.Array(types.int64, 1, "C"), flags, real, real, real))
-        adopt_core.disable_compile()
-        plan_core.disable_compile()
+            entry.compile(signature)
+        entry.disable_compile()

@@ -22,7 +22,7 @@ Take = Callable[[int, int, Target], DemandVector | None]
 class Gathering:
     """A step's current layer: who is still awaited, and the sum of those who have come."""
 
-    __slots__ = ("demand_E", "layer", "missing_A", "step", "tokens_A", "waiting", "words")
+    __slots__ = ("accepted_ns_A", "demand_E", "layer", "missing_A", "step", "tokens_A", "waiting", "words")
 
     def __init__(self, step: int, tokens_A: tuple[int, ...], num_experts: int) -> None:
         A = len(tokens_A)
@@ -37,6 +37,8 @@ class Gathering:
         self.demand_E = self.words[2 * A :]
         self.waiting = 0
         """How many are."""
+        self.accepted_ns_A: list[int] = []
+        """When each one was found whole, where somebody wants to know; 0: not yet, or nobody does."""
         self.begin_layer()
 
     def begin_layer(self) -> None:
@@ -44,6 +46,11 @@ class Gathering:
         self.missing_A[:] = [tokens > 0 for tokens in self.tokens_A]
         self.waiting = int(self.missing_A.sum())
         self.demand_E[:] = 0
+        self.forget_times()
+
+    def forget_times(self) -> None:
+        """Of the layer before."""
+        self.accepted_ns_A = [0] * len(self.tokens_A)
 
 
 @record
@@ -53,12 +60,24 @@ class Complete:
     target: Target
     tokens_A: tuple[int, ...]
     demand_E: DemandVector
+    accepted_ns_A: tuple[int, ...] = ()
+    """When each vector was found whole."""
 
 
 class DemandBook:
     """Sums the vectors of the M microbatches' current targets."""
 
-    def __init__(self, *, num_layers: int, num_experts: int, num_microbatches: int, take: Take) -> None:
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_experts: int,
+        num_microbatches: int,
+        take: Take,
+        now_ns: Callable[[], int] = int,
+    ) -> None:
+        """``now_ns`` stamps vectors as they are taken (without it: 0)."""
+        self._now_ns = now_ns
         self._num_layers = num_layers
         self._num_experts = num_experts
         self._take = take
@@ -106,10 +125,11 @@ class DemandBook:
                 if vector_E is not None:
                     state.demand_E += vector_E
                     state.missing_A[attention] = 0
+                    state.accepted_ns_A[attention] = self._now_ns()
                     state.waiting -= 1
             if state.waiting:
                 break
-            complete.append(Complete(target, state.tokens_A, state.demand_E.copy()))
+            complete.append(Complete(target, state.tokens_A, state.demand_E.copy(), tuple(state.accepted_ns_A)))
             state.begin_layer()
             self.passed(microbatch)
         return complete

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit, types
-from numpy.typing import NDArray
 
-from afore.scheduler.core_layout import H_COPIES, H_SHARES, H_SLOTS, Words, compiled, parts_of, plain_indices
-from afore.scheduler.core_numba import core_stamp, plan_in_place
+from afore.scheduler.core_layout import H_COPIES, H_SHARES, H_SLOTS, Counts, Flags, Rates, Words, compiled, parts_of
+from afore.scheduler.core_numba import compile_entry, core_stamp, plan_in_place
 from afore.transport.entry_core import (
     W_ATTENTION,
     W_VECTOR32,
@@ -43,15 +42,33 @@ def out_words(E: int, N: int, vector32: int) -> int:
     return OUT + E + 2 * N + (vector32 + 1) // 2
 
 
+class Memory(NamedTuple):
+    """What a call reads and writes."""
+
+    buffer: Words  # ``core_layout``
+    scratch: Words | None  # ``plus_layout``; None: Algorithm 1 alone
+    gathered: Words  # ``demand_book.Gathering.words``
+    mailbox: Words32
+    ring: Words64
+    window: Flags  # ``ProtectedWindow.flags``
+    bound: Integers64  # ``CellBindings``
+    shape: Integers64  # ``entry_core``
+    out: Integers64  # ``out_words``
+
+
+class Call(NamedTuple):
+    """What is asked."""
+
+    target: int
+    may_plan: bool
+    sequence: int
+    stamp_ns: int
+    start: int
+
+
 @compiled
 def _pairs(
-    demand: NDArray[np.int64],
-    primary: Words,
-    cost: Words,
-    shares: Words,
-    num_shares: int,
-    pairs: Integers64,
-    out: Integers64,
+    demand: Counts, primary: Words, cost: Words, shares: Words, num_shares: int, pairs: Integers64, out: Integers64
 ) -> None:
     """Pairs · cost of the most loaded worker on primaries and as planned; ``pairs`` [2N] is scratch."""
     N = pairs.size // 2
@@ -104,25 +121,10 @@ def _next_layer(gathered: Words, A: int, out: Integers64) -> None:
 
 
 @compiled
-def _serve(
-    buffer: Words,
-    gathered: Words,
-    mailbox: Words32,
-    ring: Words64,
-    window: NDArray[np.bool_],
-    bound: Integers64,
-    shape: Integers64,
-    out: Integers64,
-    target: int,
-    may_plan: bool,
-    sequence: int,
-    stamp_ns: int,
-    start: int,
-    tile_us: float,
-    copy_us: float,
-    window_us: float,
-) -> int:
-    """See the module; returns the status. ``gathered``: ``demand_book.Gathering.words``; ``bound``: ``CellBindings``."""
+def _serve(memory: Memory, call: Call, rates: Rates) -> int:
+    """See the module; returns the status."""
+    buffer, scratch, gathered, mailbox, ring, window, bound, shape, out = memory
+    target, may_plan, sequence, stamp_ns, start = call
     p = parts_of(buffer)
     E, N, R, A = p.head.size, p.load.size, p.header[H_SLOTS], shape[W_ATTENTION]
     S = N * R
@@ -143,7 +145,7 @@ def _serve(
     for at in range(S, window.size, S):
         for s in range(S):
             protected[s] |= window[at + s]
-    if plan_in_place(buffer, demand, protected, tile_us, copy_us, window_us) < 0.0:
+    if plan_in_place(buffer, scratch, demand, protected, rates) < 0.0:
         return REFUSED
     used, slots, reserved, copies, shares = p.used, p.slots, p.reserved, p.copies, p.shares
     for s in range(window.size - 1, 2 * S - 1, -1):
@@ -184,10 +186,11 @@ def _build(stamp: int) -> Any:
     @njit(nogil=True, error_model="numpy", cache=True)
     def hot_entry(
         buffer: Words,
+        scratch: Words | None,
         gathered: Words,
         mailbox: Words32,
         ring: Words64,
-        window: NDArray[np.bool_],
+        window: Flags,
         bound: Integers64,
         shape: Integers64,
         out: Integers64,
@@ -203,9 +206,10 @@ def _build(stamp: int) -> Any:
         if stamp < 0:
             return INCOMPLETE
         status: int = _serve(
-            buffer, gathered, mailbox, ring, window, bound, shape, out, target, may_plan, sequence, stamp_ns, start, tile_us,
-            copy_us, window_us,
-        )  # fmt: skip
+            Memory(buffer, scratch, gathered, mailbox, ring, window, bound, shape, out),
+            Call(target, may_plan, sequence, stamp_ns, start),
+            Rates(tile_us, copy_us, window_us),
+        )
         return status
 
     return hot_entry
@@ -214,13 +218,10 @@ def _build(stamp: int) -> Any:
 hot_core = _build(_stamp())
 
 
-def compile_hot_path() -> None:
+def compile_hot_path(*, search: bool = False) -> None:
     """Compiles the call, or loads it from numba's cache (milliseconds), for exactly its types: see ``compile_planner``."""
-    if not hot_core.signatures:
-        vector, flags = types.Array(types.int32, 1, "C"), types.Array(types.boolean, 1, "C")
-        wide, integer, real = types.Array(types.int64, 1, "C"), types.int64, types.float64
-        mailbox, ring = types.Array(types.uint32, 1, "C"), types.Array(types.uint64, 1, "C")
-        arrays = vector, vector, mailbox, ring, flags, wide, wide, wide
-        with plain_indices():
-            hot_core.compile((*arrays, integer, types.boolean, integer, integer, integer, real, real, real))
-        hot_core.disable_compile()
+    vector, flags = types.Array(types.int32, 1, "C"), types.Array(types.boolean, 1, "C")
+    wide, integer, real = types.Array(types.int64, 1, "C"), types.int64, types.float64
+    mailbox, ring = types.Array(types.uint32, 1, "C"), types.Array(types.uint64, 1, "C")
+    arrays = vector, vector if search else types.none, vector, mailbox, ring, flags, wide, wide, wide
+    compile_entry(hot_core, (*arrays, integer, types.boolean, integer, integer, integer, real, real, real))

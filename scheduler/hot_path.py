@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from afore.core.demand import DemandVector
 from afore.core.metrics import Loads
 from afore.core.plan import CopyStart
 from afore.core.record import record
@@ -19,6 +20,7 @@ from afore.scheduler.hot_core import (
     O_PAIRS,
     O_SHARES,
     O_WAITING,
+    OUT,
     PUBLISHED,
     compile_hot_path,
     hot_core,
@@ -57,23 +59,23 @@ class HotPath:
     ) -> None:
         layers = policy.compiled_layers()
         assert layers is not None
-        compile_hot_path()
+        compile_hot_path(search=layers[0].scratch is not None)
         self._policy = policy
         self._start = int(CopyStart.ARRIVAL if policy.start == "arrival" else CopyStart.NOW)
         self._publisher = publisher
         self._ring = ring
-        self._states_L = [
-            (buffer, window, bound) for (buffer, window), bound in zip(layers, cells.cells_L, strict=True)
-        ]
-        self._headers_L = [buffer[: layout.HEADER] for buffer, _ in layers]
+        self._states_L = [(*layer, bound) for layer, bound in zip(layers, cells.cells_L, strict=True)]
+        self._headers_L = [layer.buffer[: layout.HEADER] for layer in layers]
         self._shape = wire_shape(mailbox.layout, ring.layout, epoch)
         self._regions = mailbox.words32(), ring.words64()
         header = self._headers_L[0]
         E, N = int(header[layout.H_EXPERTS]), int(header[layout.H_WORKERS])
+        self._num_experts = E
         self._most_copies = int(header[layout.H_COPY_CAP])
         self._num_attention = mailbox.layout.num_attention
         self._out = np.zeros(out_words(E, N, int(self._shape[W_VECTOR32])), np.int64)
         self._layer = 0
+        self._costs = policy.costs(0)
 
     def serves(self, state: Gathering) -> bool:
         """Whether a step's targets may go this way: one with nobody in it, or impossible counts, is for the plain way to judge."""
@@ -85,12 +87,13 @@ class HotPath:
 
         The ring must have room, and refusals must have been heard. Returns the status (``hot_core``).
         """
-        buffer, window, bound = self._states_L[target.layer]
-        costs = self._policy.costs(target.layer)
+        buffer, scratch, window, bound = self._states_L[target.layer]
+        costs = self._costs = self._policy.costs(target.layer)
         out = self._out
         status = int(
             hot_core(
                 buffer,
+                scratch,
                 state.words,
                 *self._regions,
                 window,
@@ -113,9 +116,14 @@ class HotPath:
             self._publisher.published(target.layer, stamp_ns, binds=bool(out[O_COPIES] or out[O_SHARES]))
         return status
 
-    def costs(self, layer: int) -> Costs:
-        """The estimates that the layer is planned with now."""
-        return self._policy.costs(layer)
+    @property
+    def costs(self) -> Costs:
+        """The estimates that the last call planned with."""
+        return self._costs
+
+    def demand_E(self) -> DemandVector:
+        """The demand [E] of the target that the last call published: what it was gathered in has been begun anew."""
+        return self._out[OUT : OUT + self._num_experts].astype(np.int32)
 
     def done(self) -> Done:
         """Figures of the target that the last call published."""
@@ -127,7 +135,7 @@ class HotPath:
                 within_max=header[layout.H_WITHIN_MAX_TILES],
                 bound=header[layout.H_BOUND_TILES],
                 most_copies=self._most_copies,
-                tile_us=self._policy.costs(self._layer).tile_us,
+                tile_us=self._costs.tile_us,
                 tried=header[layout.H_TRIED],
             )
         loads = Loads(
@@ -147,7 +155,7 @@ def compiled_cells(policy: Policy, mailbox: Mailbox, ring: RingWriter) -> CellBi
     layers = policy.compiled_layers() if isinstance(policy, Afore) else None
     if not layers or not can_compile(mailbox.words32().data, ring.words64().data):
         return None
-    header = layers[0][0][: layout.HEADER].tolist()
+    header = layers[0].buffer[: layout.HEADER].tolist()
     N, R, cap = header[layout.H_WORKERS], header[layout.H_SLOTS], header[layout.H_COPY_CAP]
     shape = ring.layout
     if R == 0 or shape.max_shares < N * R or shape.max_copies < cap:

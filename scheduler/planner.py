@@ -7,7 +7,7 @@ plan = planner.plan(demand_E, protected=window.protected(), costs=Costs(tile_us=
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from afore.scheduler.core_numba import adopt_core, compile_planner, plan_core
 from afore.scheduler.core_within import MAX_TOKENS
 from afore.scheduler.costs import Costs
 from afore.scheduler.plan import Plan, PlannerConfig, ProtectedWindow, why_no_copies
+from afore.scheduler.plus_layout import scratch_words
 
 __all__ = ["Plan", "Planner", "PlannerConfig", "ProtectedWindow", "compile_planner"]
 
@@ -29,14 +30,19 @@ class Planner:
     ``primaries`` [E] are the fixed workers' ranks. Raises ``ConfigError``.
     """
 
+    searches: ClassVar[bool] = False
+    """Whether the search of ``afore-plus`` follows Algorithm 1."""
+
     def __init__(self, config: PlannerConfig, primaries: NDArray[np.integer[Any]] | Sequence[int]) -> None:
-        compile_planner()
+        compile_planner(search=self.searches)
         self.config = config
         self.primaries_E = config.check_primaries(primaries)
         E, N, R = config.num_experts, config.num_workers, int(config.slots_N.max())
         C = min(config.budget, N * R)
         self.buffer = np.zeros(layout.buffer_words(E, N, R, C), np.int32)
         """The packed buffer (``core_layout``), for compiled callers: slot table, carried state, and the last plan."""
+        self.scratch = np.zeros(scratch_words(E, N, R, C), np.int32) if self.searches else None
+        """Working memory of the search, for compiled callers; nothing in it is carried."""
         header = self.buffer[: layout.HEADER]
         header[layout.H_EXPERTS], header[layout.H_WORKERS], header[layout.H_SLOTS] = E, N, R
         header[layout.H_COPY_CAP] = C
@@ -85,7 +91,9 @@ class Planner:
             )
         self._demand_E[:] = given_E
         flags_S = self._nothing_S if protected is None else self._flags(protected)
-        gain_us: float = plan_core(self.buffer, self._demand_E, flags_S, costs.tile_us, costs.copy_us, costs.window_us)
+        gain_us: float = plan_core(
+            self.buffer, self.scratch, self._demand_E, flags_S, costs.tile_us, costs.copy_us, costs.window_us
+        )
         if gain_us < 0:
             raise ValueError(self._refused())
         return self._snapshot(gain_us, costs)

@@ -10,9 +10,6 @@ from afore.scheduler.core_layout import H_COPY_CAP, Parts, bind, compiled
 from afore.scheduler.plus_flow import drain, least_above
 from afore.scheduler.plus_layout import MADE, Scratch, copy_words
 
-LARGEST, CLOSEST = 0, 1
-"""Which expert a receiver gets of those that would fill it: the one that can give most, or least."""
-
 
 @compiled
 def _weigh(p: Parts, q: Scratch, target: int) -> int:
@@ -63,8 +60,10 @@ def _cell(p: Parts, c: int, protected: NDArray[np.bool_]) -> tuple[int, int]:
 
 
 @compiled
-def _choose(p: Parts, q: Scratch, target: int, order: int, protected: NDArray[np.bool_]) -> tuple[int, int, int]:
+def _choose(p: Parts, q: Scratch, target: int, protected: NDArray[np.bool_]) -> tuple[int, int, int]:
     """(expert, worker, cell) of the copy that lets most tiles over the cut; expert < 0: none lets any.
+
+    Among equal ones the receiver with most room, and the expert that has most to give.
 
     The tiles that a rebound cell gives up come back over the cut, so they count as loss, and as tiles to move.
     """
@@ -84,11 +83,8 @@ def _choose(p: Parts, q: Scratch, target: int, order: int, protected: NDArray[np
             worth = min(give[e], over[e] + held, space + held) - held
             if worth < value or worth <= 0 or where[e * N + c] >= 0:
                 continue
-            if worth == value:
-                if space - held < room:
-                    continue
-                if space - held == room and (give[e] <= give[best] if order == LARGEST else give[e] >= give[best]):
-                    continue
+            if worth == value and (space - held < room or (space - held == room and give[e] <= give[best])):
+                continue
             best, receiver, cell, value, room = e, c, s, worth, space - held
     return best, receiver, cell
 
@@ -111,7 +107,7 @@ def _evict(p: Parts, s: int) -> None:
 
 
 @compiled
-def copy_until(p: Parts, q: Scratch, target: int, stop: int, order: int, protected: NDArray[np.bool_]) -> int:
+def copy_until(p: Parts, q: Scratch, target: int, stop: int, protected: NDArray[np.bool_]) -> int:
     """Copies until no worker has more than ``target`` tiles, or more where that cannot be reached; gives up at ``stop``.
 
     Returns the maximum that was reached; ``stop`` or more: none below. Copies that got no work are taken back.
@@ -122,7 +118,7 @@ def copy_until(p: Parts, q: Scratch, target: int, stop: int, order: int, protect
     while not drain(p, q, target):
         e = -1
         if made < C:
-            e, c, s = _choose(p, q, target, order, protected)
+            e, c, s = _choose(p, q, target, protected)
         if e < 0:
             target = least_above(p, q, target)
             if target >= stop:

@@ -1,4 +1,4 @@
-"""``afore-plus`` as one compiled call: Algorithm 1 first, then, where it stays above the bound, a search by exact flow.
+"""The search of ``afore-plus``: where Algorithm 1 stays above the bound, exact flow and copies across its cut.
 
 It works on the planner's packed buffer (``core_layout``) and a scratch array (``plus_layout``). A candidate replaces Algorithm 1's
 plan only if its most loaded worker has no more tiles and its net cost (β_tile · maximum + exposed copy time) is less: the result is
@@ -7,42 +7,25 @@ never worse in either. Copies pay against the best that flow alone reaches, whic
 
 from __future__ import annotations
 
-import zlib
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numba import njit, types
-from numpy.typing import NDArray
-
-from afore.scheduler.core_beyond import rebalance_beyond
 from afore.scheduler.core_layout import (
-    H_BASE_MAX_TILES,
-    H_BOUND_TILES,
     H_COPIES,
     H_COPY_CAP,
-    H_LEAST_COST,
     H_MAX_TILES,
-    H_MOST_COST,
     H_TILE_TOKENS,
-    H_TOTAL_TILES,
     H_TRIED,
     H_WITHIN_MAX_TILES,
+    Counts,
+    Flags,
     Parts,
-    Words,
+    Rates,
     bind,
     compiled,
-    parts_of,
-    plain_indices,
 )
-from afore.scheduler.core_numba import _record, core_stamp
-from afore.scheduler.core_within import greatest, initialize, least_load, rebalance_within, sort_workers, threshold
 from afore.scheduler.plus_bound import least_by_reach
 from afore.scheduler.plus_copies import copy_until, take_back
 from afore.scheduler.plus_flow import level
-from afore.scheduler.plus_layout import KEPT, KEPT_MAX, MADE, SEARCH, Scratch, copy_words, scratch_of
+from afore.scheduler.plus_layout import KEPT, MADE, SEARCH, Scratch, copy_words
 
-ORDERS = 2
 MOST_TARGETS = 8
 """Target loads that are tried where copies are exposed, so that fewer copies may cost less."""
 
@@ -63,14 +46,13 @@ def _exposed(p: Parts, q: Scratch, copy_us: float, window_us: float) -> float:
 
 
 @compiled
-def _keep(p: Parts, q: Scratch, max_tiles: int) -> None:
+def _keep(p: Parts, q: Scratch) -> None:
     """What stands now is the best candidate."""
     made = q.counts[MADE]
     copy_words(q.kept_tiles, p.tiles, p.tiles.size)
     copy_words(q.kept_copies, p.copies, 3 * made)
     copy_words(q.kept_old, q.old, made)
     q.counts[KEPT] = made
-    q.counts[KEPT_MAX] = max_tiles
 
 
 @compiled
@@ -103,39 +85,44 @@ def _sum_loads(p: Parts) -> None:
 
 
 @compiled
-def _improve(
-    p: Parts,
-    q: Scratch,
-    demand: NDArray[np.int64],
-    protected: NDArray[np.bool_],
-    bound: int,
-    gain_us: float,
-    tile_us: float,
-    copy_us: float,
-    window_us: float,
-) -> float:
-    """Leaves the best candidate in the buffer; returns its gain."""
-    header, tiles, undo = p.header, p.tiles, p.undo
-    E, M, C = p.head.size, header[H_TILE_TOKENS], header[H_COPY_CAP]
-    theta = threshold(p, demand, M)
-    greedy_max, made = header[H_MAX_TILES], header[H_COPIES]
-    for e in range(E):
-        k = (demand[e] + M - 1) // M
-        q.need[e] = k if k > theta else 0
-        q.met[e] = 0
+def _needs(q: Scratch, demand: Counts, M: int, theta: int) -> None:
+    """Tiles of every expert that may move. A float64 quotient is exact here (``core_within.EXACT_QUOTIENT``) and much faster."""
+    need, met = q.need, q.met
+    for e in range(demand.size):
+        k = int((demand[e] + M - 1) / M)
+        need[e] = k if k > theta else 0
+        met[e] = 0
     q.counts[SEARCH] = 0
-    # Algorithm 1's plan is the first candidate; then its copies are undone from its log.
+
+
+@compiled
+def _set_aside(p: Parts, q: Scratch) -> None:
+    """Algorithm 1's plan is the first candidate; then its copies are undone from its log."""
+    header, tiles, undo, E = p.header, p.tiles, p.undo, p.head.size
+    made = header[H_COPIES]
     q.counts[MADE] = made
     for i in range(made):
         q.old[i] = undo[5 * i + 2]
-    _keep(p, q, greedy_max)
-    best_us = tile_us * greedy_max + _exposed(p, q, copy_us, window_us)
+    _keep(p, q)
     for i in range(made - 1, -1, -1):
         s = undo[5 * i + 1]
         tiles[undo[5 * i + 4]] += undo[5 * i + 3]
         tiles[E + s] -= undo[5 * i + 3]
         bind(p, s, undo[5 * i + 2])
         p.reserved[s] = 0
+
+
+@compiled
+def improve(
+    p: Parts, q: Scratch, demand: Counts, protected: Flags, theta: int, bound: int, gain_us: float, rates: Rates
+) -> float:
+    """Leaves the best candidate in the buffer; returns its gain. Algorithm 1's plan is in it, with ``gain_us``."""
+    tile_us, copy_us, window_us = rates
+    header = p.header
+    greedy_max = best_max = header[H_MAX_TILES]
+    _needs(q, demand, header[H_TILE_TOKENS], theta)
+    _set_aside(p, q)
+    best_us = tile_us * greedy_max + _exposed(p, q, copy_us, window_us)
     q.counts[MADE] = 0
     bound = least_by_reach(p, q, protected, bound)
     if greedy_max == bound:
@@ -143,122 +130,44 @@ def _improve(
         return gain_us
     _sum_loads(p)
     within = level(p, q, bound)
-    copy_words(q.base_tiles, tiles, tiles.size)
-    copy_words(q.base_load, p.load, p.load.size)
     flow_us = tile_us * within
-    greedy = True
+    greedy, stands = True, False  # what is best, and whether it is what the buffer holds now
     if within <= greedy_max and flow_us <= best_us:
-        _keep(p, q, within)
-        best_us = flow_us
-        greedy = False
+        greedy, stands = False, True
+        best_us, best_max, gain_us = flow_us, within, 0.0
     tried = 0
-    if within > bound and C > 0 and tile_us > 0.0:
+    if within > bound and header[H_COPY_CAP] > 0 and tile_us > 0.0:
+        if stands:
+            _keep(p, q)
+        copy_words(q.base_tiles, p.tiles, p.tiles.size)
+        copy_words(q.base_load, p.load, p.load.size)
         step = max(1, (within - bound) // MOST_TARGETS)
         for target in range(bound, within, step):
             if tile_us * target >= best_us or target > greedy_max:
                 break
-            hidden = True
-            for order in range(ORDERS):
-                take_back(p, q)
-                reached = copy_until(p, q, target, min(within, greedy_max + 1), order, protected)
-                tried = max(tried, q.counts[MADE])
-                if reached >= within or reached > greedy_max:
-                    continue
-                exposed = _exposed(p, q, copy_us, window_us)
-                if tile_us * reached + exposed < best_us and flow_us - tile_us * reached - exposed > 0.0:
-                    best_us = tile_us * reached + exposed
-                    _keep(p, q, reached)
-                    greedy = False
-                if exposed > 0.0:
-                    hidden = False
-                elif reached == target:
-                    break
-            if hidden:
+            take_back(p, q)
+            reached = copy_until(p, q, target, min(within, greedy_max + 1), protected)
+            stands = False
+            tried = max(tried, q.counts[MADE])
+            if reached >= within or reached > greedy_max:
                 break
-        take_back(p, q)
-    _restore(p, q)
-    header[H_COPIES] = q.counts[KEPT]
-    header[H_MAX_TILES] = q.counts[KEPT_MAX]
+            exposed = _exposed(p, q, copy_us, window_us)
+            kept_us = flow_us - tile_us * reached - exposed
+            if tile_us * reached + exposed < best_us and kept_us > 0.0:
+                greedy, stands = False, True
+                best_us, best_max, gain_us = tile_us * reached + exposed, reached, kept_us
+            if exposed == 0.0:
+                break  # a higher target would not be cheaper
+            if stands:
+                _keep(p, q)
+    if not stands:
+        if q.counts[MADE] > 0:
+            take_back(p, q)
+        _restore(p, q)
     if greedy:
         return gain_us
+    header[H_COPIES] = q.counts[MADE]
+    header[H_MAX_TILES] = best_max
     header[H_WITHIN_MAX_TILES] = within
     header[H_TRIED] = tried
-    if q.counts[KEPT] == 0:
-        return 0.0
-    kept_us: float = flow_us - tile_us * q.counts[KEPT_MAX] - _exposed(p, q, copy_us, window_us)
-    return kept_us
-
-
-@compiled
-def _plan_plus(
-    buffer: Words,
-    scratch: Words,
-    demand: NDArray[np.int64],
-    protected: NDArray[np.bool_],
-    tile_us: float,
-    copy_us: float,
-    window_us: float,
-) -> float:
-    """As ``core_numba.plan_in_place``, with the search behind it."""
-    p = parts_of(buffer)
-    M = p.header[H_TILE_TOKENS]
-    theta = threshold(p, demand, M)
-    total = initialize(p, demand, M, theta)
-    if total < 0:
-        return float(total)
-    p.header[H_TOTAL_TILES] = total
-    p.header[H_BASE_MAX_TILES] = greatest(p.base)
-    sort_workers(p.rank, p.load)
-    rebalance_within(p, theta)
-    p.header[H_WITHIN_MAX_TILES] = p.load[p.rank[0]]
-    bound = least_load(p, total)
-    p.header[H_BOUND_TILES] = bound
-    load_us = tile_us / p.header[H_LEAST_COST]
-    gain_us: float = rebalance_beyond(p, protected, theta, bound, load_us, copy_us, window_us)
-    # The flow counts every worker's tile alike: with unequal speeds Algorithm 1's plan stands.
-    if p.header[H_MAX_TILES] > bound and p.header[H_MOST_COST] == 1:
-        gain_us = _improve(p, scratch_of(scratch, p), demand, protected, bound, gain_us, tile_us, copy_us, window_us)
-    _record(p, demand, M)
     return gain_us
-
-
-def _plus_stamp() -> int:
-    """Checksum of the files that hold what the entry calls."""
-    checksum = core_stamp()
-    for name in ("plus_core.py", "plus_bound.py", "plus_copies.py", "plus_flow.py", "plus_layout.py"):
-        checksum = zlib.crc32((Path(__file__).parent / name).read_bytes(), checksum)
-    return checksum
-
-
-def _build(stamp: int) -> Any:
-    """The cached entry; ``stamp`` as in ``core_numba``."""
-
-    @njit(nogil=True, error_model="numpy", cache=True)
-    def plus_entry(
-        buffer: Words,
-        scratch: Words,
-        demand: NDArray[np.int64],
-        protected: NDArray[np.bool_],
-        tile_us: float,
-        copy_us: float,
-        window_us: float,
-    ) -> float:
-        gain_us: float = (
-            _plan_plus(buffer, scratch, demand, protected, tile_us, copy_us, window_us) if stamp >= 0 else np.nan
-        )
-        return gain_us
-
-    return plus_entry
-
-
-plan_plus_core = _build(_plus_stamp())
-
-
-def compile_plus() -> None:
-    """Compiles the entry, or loads it from numba's cache; as ``core_numba.compile_planner``."""
-    if not plan_plus_core.signatures:
-        words, flags = types.Array(types.int32, 1, "C"), types.Array(types.boolean, 1, "C")
-        real = types.float64
-        with plain_indices():
-            plan_plus_core.compile((words, words, types.Array(types.int64, 1, "C"), flags, real, real, real))
-        plan_plus_core.disable_compile()

@@ -20,22 +20,21 @@ class Scratch(NamedTuple):
     parent: Words  # [N] worker from which this one was reached, -1: overloaded itself
     leaves: Words  # [N] place on the parent where the tiles leave
     enters: Words  # [N] place on this worker where they enter
-    ports: Words  # [N] copies at a worker's source port
     old: Words  # [C] expert that the cell of a copy held before
     base_tiles: Words  # [E+S] tiles by exact flow over the replicas that were there
     base_load: Words  # [N] their loads
     kept_tiles: Words  # [E+S] tiles of the best candidate
     kept_copies: Words  # [3C] its copies
     kept_old: Words  # [C] what their cells held before
-    counts: Words  # [4] copies made, copies of the best candidate, its most loaded worker's tiles, number of the search
+    counts: Words  # [3] copies made, copies of the candidate that was kept, number of the search
 
 
-MADE, KEPT, KEPT_MAX, SEARCH = 0, 1, 2, 3
+MADE, KEPT, SEARCH = 0, 1, 2
 
 
 def scratch_words(E: int, N: int, R: int, C: int) -> int:
     """Length of the scratch array in words."""
-    return 7 * E + 7 * N + 2 * N * R + 5 * C + 4
+    return 7 * E + 6 * N + 2 * N * R + 5 * C + 3
 
 
 @compiled
@@ -49,16 +48,16 @@ def copy_words(target: Words, source: Words, count: int) -> None:
 def scratch_of(words: Words, p: Parts) -> Scratch:
     """The scratch array's views, sized as the buffer's."""
     E, N, S, C = p.head.size, p.load.size, p.owner.size, p.header[H_COPY_CAP]
-    a = 5 * E  # seven of N
-    b = a + 6 * N  # old
+    a = 5 * E  # five of N
+    b = a + 5 * N  # old
     c = b + C  # base_tiles, base_load
     d = c + E + S + N  # kept_tiles, kept_copies, kept_old
     e = d + E + S + 4 * C
     return Scratch(
         words[:E], words[E : 2 * E], words[2 * E : 3 * E], words[3 * E : 4 * E], words[4 * E : a],
         words[a : a + N], words[a + N : a + 2 * N], words[a + 2 * N : a + 3 * N],
-        words[a + 3 * N : a + 4 * N], words[a + 4 * N : a + 5 * N], words[a + 5 * N : b],
+        words[a + 3 * N : a + 4 * N], words[a + 4 * N : b],
         words[b:c], words[c : c + E + S], words[c + E + S : d],
         words[d : d + E + S], words[d + E + S : d + E + S + 3 * C], words[d + E + S + 3 * C : e],
-        words[e : e + 4],
+        words[e : e + 3],
     )  # fmt: skip

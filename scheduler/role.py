@@ -7,6 +7,7 @@ says stop. Three loops run side by side: control (announcements, statistics), de
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from afore.core import control
@@ -32,7 +33,7 @@ from afore.transport.feedback import FeedbackReader
 from afore.transport.layouts import Layouts, layouts_for
 from afore.transport.mailbox import Mailbox
 from afore.transport.ring import RingWriter
-from afore.transport.session import HUB, RoleContext
+from afore.transport.session import HUB, Directory, RoleContext
 
 
 class SchedulerWorld(Protocol):
@@ -72,16 +73,32 @@ async def _serve(ctx: RoleContext, spec: ModelSpec) -> None:
     directory = await ctx.hub.open_epoch(ctx.fabric, register)
     assert mailbox is not None
     assert ring is not None
-    doors_N = [
-        (await directory.connect(FFN, rank, Lane.DEMAND), directory.key(FFN, rank, "bells"))
-        for rank in range(ctx.config.topology.ffn)
-    ]
-    planning = _planning(ctx, spec, layouts, mailbox, ring, regions["feedback"], doors_N, directory.epoch)
+    doors = await _doors(ctx, directory)
+    planning = _planning(ctx, spec, layouts, mailbox, ring, regions["feedback"], doors, directory.epoch)
     await ctx.hub.linked(directory.epoch)
     async with crew() as group:
         group.create_task(_demand(planning, regions["mailbox"], layouts), name="demand")
         group.create_task(_feedback(planning, regions["feedback"]), name="feedback")
         group.create_task(_control(ctx, planning), name="control")
+
+
+@dataclass(frozen=True, slots=True)
+class _Doors:
+    """How the FFN workers hear of a plan: those that read the ring itself, and the leads of copies."""
+
+    bells: tuple[tuple[Link, RegionKey], ...]
+    mirrors: tuple[tuple[Link, RegionKey], ...]
+
+
+async def _doors(ctx: RoleContext, directory: Directory) -> _Doors:
+    nodes = directory.nodes
+
+    async def door(rank: int, label: str) -> tuple[Link, RegionKey]:
+        return await directory.connect(FFN, rank, Lane.DEMAND), directory.key(FFN, rank, label)
+
+    if nodes.ring_is_mirrored:
+        return _Doors((), tuple([await door(lead, "ring") for lead in nodes.ffn_leads().values()]))
+    return _Doors(tuple([await door(rank, "bells") for rank in range(ctx.config.topology.ffn)]), ())
 
 
 def build_policy(config: RunConfig, spec: ModelSpec, costs: CostModel) -> Policy:
@@ -131,7 +148,7 @@ def _planning(
     mailbox: Mailbox,
     ring: RingWriter,
     feedback: Region,
-    doors_N: list[tuple[Link, RegionKey]],
+    doors: _Doors,
     epoch: int,
 ) -> Planning:
     config, topology = ctx.config, ctx.config.topology
@@ -142,8 +159,11 @@ def _planning(
 
     async def ring_bells(sequence: int) -> None:
         bell = bells.PLAN(sequence)
-        for link, key in doors_N:
+        for link, key in doors.bells:
             await link.write(key, 0, b"", notify=bell, timeout_us=timeout_us)
+        for link, key in doors.mirrors:
+            offset, entry = layouts.ring.entry_offset(sequence), ring.raw_entry(sequence)
+            await link.write(key, offset, entry, notify=bell, timeout_us=timeout_us)
 
     cells = compiled_cells(policy, mailbox, ring)
     publisher = Publisher(ring, epoch=epoch, num_layers=spec.num_moe_layers, now_ns=ctx.clock.now_ns, cells=cells)
@@ -161,6 +181,7 @@ def _planning(
             num_experts=spec.num_experts,
             num_microbatches=topology.microbatches,
             take=mailbox.take,
+            now_ns=ctx.clock.now_ns,
         ),
         ring=ring,
         publisher=publisher,

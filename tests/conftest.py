@@ -14,7 +14,18 @@ settings.load_profile("afore")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of this suite; they stand here because pytest reads them before it looks into subfolders."""
+    parser.addoption(
+        "--require",
+        action="append",
+        default=[],
+        help="what this machine must have (namespaces): tests that need it fail where they would be skipped",
+    )
     parser.addoption("--storm-seeds", type=int, default=1000, help="how many seeded storms the slot-safety stress runs")
+    parser.addoption(
+        "--verbs",
+        default="",
+        help="bindings (pyverbs,ibverbs): the fabrics' suite runs over this machine's RDMA device, and over nothing else",
+    )
 
 
 # A shell that runs the suite in the background has it ignore Ctrl-C, and every process that it starts: tests send it.

@@ -117,7 +117,8 @@ class Link(Protocol):
         Zero bytes with ``notify`` is a doorbell. Returns when ``data`` may be reused; does not suspend where there is credit.
         Calls take effect in their order, also those that wait. What raises, or is cancelled, has written nothing. Raises
         ``AccessRefused`` (out of bounds, a foreign key, an immediate over 32 bits), ``RegionRevoked``, ``PeerLost``,
-        ``LinkClosed``, ``DeadlineExceeded`` (no credit for a notification; the link stays usable).
+        ``LinkClosed``, ``DeadlineExceeded`` (no credit for a notification, or the peer does not read; the link stays usable).
+        Where news travel, ``RegionRevoked`` comes once they have: writes that cross them are dropped by the owner, whole.
         """
         ...
 
@@ -155,7 +156,7 @@ ChannelHandler = Callable[[Channel], Awaitable[None]]
 
 
 class Fabric(Protocol):
-    """One way of moving bytes between processes: ``loopback``, ``shm``; later ``tcp``, ``verbs``."""
+    """One way of moving bytes between processes: ``loopback``, ``shm``, ``tcp``."""
 
     @property
     def name(self) -> str: ...
@@ -170,8 +171,16 @@ class Fabric(Protocol):
         """Whether ``map`` works between all peers: they share one host."""
         ...
 
+    def node_of(self, address: str) -> str:
+        """The node that an endpoint is on: endpoints of one node can ``map`` each other's regions."""
+        ...
+
     def register(self, nbytes: int, *, label: str) -> Region:
         """New zeroed region. ``label`` names it for humans and tools. Raises ``HostError`` (no room, no permission)."""
+        ...
+
+    def resolve(self, key: RegionKey) -> RegionKey:
+        """The key by which this endpoint's links and ``map`` know a peer's region: the same one, where there is only one way."""
         ...
 
     def map(self, key: RegionKey, *, writable: bool = False) -> MappedRegion:

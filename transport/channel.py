@@ -1,4 +1,4 @@
-"""``StreamChannel``: control messages over a stream socket (Unix here; TCP the same way), after the handshake.
+"""``StreamChannel``: control messages over a stream socket (Unix or TCP), after the handshake.
 
 A message is a 4-byte little-endian length and a msgpack map. Reading and sending are each bounded: the socket is not read while
 messages lie unread, and a sender waits until the kernel has taken what went before, so memory holds one message more than
@@ -43,6 +43,7 @@ class StreamChannel(asyncio.Protocol):
         self._writable = True
         self._broken: TransportError | None = None
         self._closed = False
+        self._half_closes = False
         self.on_gone: Callable[[StreamChannel], None] | None = None
         """Called once when the connection no longer exists."""
 
@@ -50,6 +51,7 @@ class StreamChannel(asyncio.Protocol):
     async def over(cls, sock: socket.socket, *, peer: str, limit: int = MESSAGE_LIMIT) -> StreamChannel:
         """A channel over ``sock`` (connected, non-blocking, greeted), which it owns from now on, also when this raises."""
         channel = cls(peer, limit=limit)
+        channel._half_closes = sock.family != socket.AF_UNIX
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: channel, sock)
         except BaseException:
@@ -95,7 +97,7 @@ class StreamChannel(asyncio.Protocol):
             self._arrivals.items.clear()
             self._arrivals.end(self._closed_error)
             self._turnstile.poke()
-            self._transport.close()
+            self._hang_up()
         if not self._gone.done():
             try:
                 await asyncio.wait([self._gone], timeout=LINGER_S)
@@ -158,6 +160,16 @@ class StreamChannel(asyncio.Protocol):
         self._turnstile.poke()
 
     # State
+
+    def _hang_up(self) -> None:
+        if self._half_closes and not self._transport.is_closing():
+            # TCP answers a close with unread messages by a reset, which may overtake what was sent: what still comes is read and
+            # dropped until the peer has read our end.
+            self._transport.write_eof()
+            self._unread_bytes = 0
+            self._read_on()
+        else:
+            self._transport.close()
 
     def _read_on(self) -> None:
         if not self._reading and self._unread_bytes < UNREAD_LIMIT and not self._transport.is_closing():

@@ -79,7 +79,9 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class _Preamble:
+class Preamble:
+    """What the fixed part of each side's words says; nothing of it is proven."""
+
     version: int
     purpose: int
     lane: int
@@ -91,16 +93,17 @@ def _preamble(version: int, purpose: int, lane: int, nbytes: int, verdict: Verdi
     return _PREAMBLE.pack(MAGIC, version, purpose, lane, verdict, nbytes)
 
 
-async def _receive_preamble(sock: socket.socket, peer: str) -> tuple[bytes, _Preamble]:
+async def _receive_preamble(sock: socket.socket, peer: str) -> tuple[bytes, Preamble]:
     raw = await receive_exactly(sock, _PREAMBLE.size, peer)
-    return raw, _parse(raw, peer)
+    return raw, parse_preamble(raw, peer)
 
 
-def _parse(raw: bytes, peer: str) -> _Preamble:
+def parse_preamble(raw: bytes, peer: str) -> Preamble:
+    """The preamble in 16 bytes. Raises ``WireError`` for another protocol's."""
     magic, version, purpose, lane, verdict, nbytes = _PREAMBLE.unpack(raw)
     if magic != MAGIC:
         raise WireError(peer, f"it does not speak this protocol (its first bytes are {magic!r})", "check the address")
-    return _Preamble(version, purpose, lane, verdict, nbytes)
+    return Preamble(version, purpose, lane, verdict, nbytes)
 
 
 def _proof(secret: bytes, role: bytes, transcript: bytes) -> bytes:
@@ -136,14 +139,14 @@ async def introduce(
         raise _not_proven(peer)
     raw, fds = await receive_with_fds(sock, _PREAMBLE.size + reply_bytes, max_fds, peer)
     try:
-        _require(_parse(raw[: _PREAMBLE.size], peer), me, peer, reply_bytes)
+        _require(parse_preamble(raw[: _PREAMBLE.size], peer), me, peer, reply_bytes)
     except BaseException:
         close_all(fds)
         raise
     return raw[_PREAMBLE.size :], fds
 
 
-def _require(answer: _Preamble, me: Identity, peer: str, nbytes: int) -> None:
+def _require(answer: Preamble, me: Identity, peer: str, nbytes: int) -> None:
     if answer.version != me.version:
         raise _other_version(peer, answer.version, me.version)
     if answer.verdict == Verdict.NOT_PROVEN:
@@ -193,7 +196,7 @@ def admit(sock: socket.socket, me: Identity, hello: Hello, *, reply: bytes = b""
 
 
 async def _refuse(
-    sock: socket.socket, me: Identity, said: _Preamble, verdict: Verdict, error: TransportError
+    sock: socket.socket, me: Identity, said: Preamble, verdict: Verdict, error: TransportError
 ) -> NoReturn:
     try:
         await send_all(sock, _preamble(me.version, said.purpose, said.lane, 0, verdict), error.peer)

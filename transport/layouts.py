@@ -11,6 +11,7 @@ from typing import Protocol
 from afore.core.config import RunConfig
 from afore.transport.exchange import ExchangeLayout
 from afore.transport.feedback import FeedbackLayout
+from afore.transport.input_mirror import MirrorLayout
 from afore.transport.mailbox import MailboxLayout
 from afore.transport.ring_layout import RingLayout
 
@@ -40,6 +41,8 @@ class Layouts:
     """Each attention worker's "exchange": its inputs and the replies to them."""
     feedback: FeedbackLayout
     """Scheduler's "feedback"."""
+    mirror: MirrorLayout
+    """"inputs" of the lead of a node with FFN workers: what attention workers of other nodes write."""
 
 
 def ring_slots(num_microbatches: int) -> int:
@@ -52,6 +55,13 @@ def ring_slots(num_microbatches: int) -> int:
 def layouts_for(config: RunConfig, model: ModelShape) -> Layouts:
     """The shapes that ``config`` and ``model`` ask for. Raises ``ConfigError`` for one that cannot be."""
     topology = config.topology
+    exchange = ExchangeLayout(
+        num_microbatches=topology.microbatches,
+        num_ffn=topology.ffn,
+        max_tokens=config.max_tokens_per_worker,
+        hidden=model.hidden_size,
+        top_k=model.experts_per_token,
+    )
     return Layouts(
         mailbox=MailboxLayout(topology.attention, topology.microbatches, model.num_experts),
         ring=RingLayout(
@@ -63,12 +73,7 @@ def layouts_for(config: RunConfig, model: ModelShape) -> Layouts:
             num_experts=model.num_experts,
             num_redundant=max(topology.slots_N),
         ),
-        exchange=ExchangeLayout(
-            num_microbatches=topology.microbatches,
-            num_ffn=topology.ffn,
-            max_tokens=config.max_tokens_per_worker,
-            hidden=model.hidden_size,
-            top_k=model.experts_per_token,
-        ),
+        exchange=exchange,
         feedback=FeedbackLayout(num_workers=topology.ffn),
+        mirror=MirrorLayout(topology.attention, exchange),
     )

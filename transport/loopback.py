@@ -53,6 +53,8 @@ class LoopbackNetwork:
         self.credits = credits
         self.message_limit = message_limit
         self.endpoints: dict[str, LoopbackFabric] = {}
+        self.nodes: dict[str, str] = {}
+        """Of every endpoint that ever was."""
         self.listeners: dict[str, tuple[LoopbackFabric, ChannelHandler]] = {}
         self._bandwidth_gbps = bandwidth_gbps
         self._seed = seed
@@ -96,11 +98,13 @@ class LoopbackNetwork:
 class LoopbackFabric:
     """One endpoint of a ``LoopbackNetwork``; a ``Fabric``."""
 
-    def __init__(self, network: LoopbackNetwork, address: str) -> None:
+    def __init__(self, network: LoopbackNetwork, address: str, *, node: str = "") -> None:
+        """``node``: endpoints of other nodes cannot map this one's memory, as if they were on other machines."""
         if address in network.endpoints:
             raise ConfigError("address", f"{address!r} is taken in this network", "give each endpoint its own")
         self._network = network
         self._address = address
+        self._node = node
         self._regions: dict[int, LoopbackRegion] = {}
         self._links: dict[LoopbackLink, None] = {}
         self._inbound: dict[LoopbackLink, None] = {}
@@ -109,6 +113,7 @@ class LoopbackFabric:
         self._handlers = HandlerTasks(address)
         self._ended = ""
         network.endpoints[address] = self
+        network.nodes[address] = node
 
     @property
     def name(self) -> str:
@@ -122,6 +127,9 @@ class LoopbackFabric:
     def maps_memory(self) -> bool:
         return True
 
+    def node_of(self, address: str) -> str:
+        return self._network.nodes.get(address, "")
+
     def register(self, nbytes: int, *, label: str) -> LoopbackRegion:
         self._require_open()
         require_nbytes(nbytes, label)
@@ -134,6 +142,9 @@ class LoopbackFabric:
     def _forget_region(self, region: LoopbackRegion) -> None:
         self._regions.pop(region.key.region, None)
 
+    def resolve(self, key: RegionKey) -> RegionKey:
+        return key
+
     def map(self, key: RegionKey, *, writable: bool = False) -> LoopbackMapping:
         self._require_open()
         if key.fabric != "loopback":
@@ -141,6 +152,8 @@ class LoopbackFabric:
         owner = self._network.endpoints.get(key.address)
         if owner is None:
             raise revoked(key)
+        if owner._node != self._node:
+            raise AccessRefused(key.address, f"its memory is on node {owner._node!r}", "write into it over a link")
         mapping = LoopbackMapping(owner.region_of(key).view(writable), key.address, self._forget_mapping)
         self._mappings[mapping] = None
         return mapping

@@ -194,3 +194,28 @@ FEEDBACK: Final = Record(
 """``number`` counts the worker's records from 1, 0 means never written; ``crc`` covers everything after itself."""
 FEEDBACK_CRC_FROM: Final = FEEDBACK.offsets["worker"]
 FEEDBACK_NBYTES: Final = align(FEEDBACK.nbytes)
+
+# Streams of the tcp fabric. Writer to owner: FRAME, then ``nbytes`` of payload. Owner to writer: NEWS. Neither lies in a region.
+
+FRAME_MAGIC: Final = magic(b"AFWR")
+FRAME: Final = Record(
+    ("magic", "I"),
+    ("flags", "I"),
+    ("region", "I"),
+    ("immediate", "I"),
+    ("token", "Q"),
+    ("offset", "Q"),
+    ("nbytes", "Q"),
+)
+"""One write. ``token`` is the region's random number: a key of an earlier life of the owner does not have it."""
+FRAME_NOTIFIES: Final = 1
+"""Flag: the owner gets ``immediate`` once the payload lies in the region."""
+
+NEWS_MAGIC: Final = magic(b"AFNW")
+NEWS: Final = Record(("magic", "I"), ("kind", "I"), ("value", "Q"))
+NEWS_CREDIT: Final = 1
+"""``value`` notifications were taken."""
+NEWS_REVOKED: Final = 2
+"""The region whose token is ``value`` is closed, or was of an earlier life of its owner."""
+LINK_TERMS: Final = Record(("credits", "I"))
+"""The owner's last word in a link's handshake: notifications that may wait at its regions."""

@@ -126,7 +126,7 @@ class _Ring:
 class RingWriter(_Ring):
     """The one writer (the scheduler). Creates the ring in a zeroed region; a new epoch takes a new region."""
 
-    __slots__ = ("_epoch", "_lowest", "_next", "_stamps")
+    __slots__ = ("_epoch", "_lowest", "_next", "_seen_N", "_stamps")
 
     def __init__(self, buffer: memoryview, layout: RingLayout, epoch: int, *, pid: int | None = None) -> None:
         """Raises ``WireError`` for a region that is too small or has been a ring before."""
@@ -139,6 +139,8 @@ class RingWriter(_Ring):
         self._next = 0
         self._lowest = 0
         self._stamps = [0] * layout.num_slots
+        self._seen_N = [(0, 0)] * layout.num_readers
+        """Each reader's cursor when somebody last looked, and when it had moved there."""
 
     @property
     def sequence(self) -> int:
@@ -189,6 +191,11 @@ class RingWriter(_Ring):
         self._stamps[self._next % self._layout.num_slots] = stamp_ns
         self._next += 1
 
+    def raw_entry(self, sequence: int) -> memoryview:
+        """The bytes of an entry that the ring still holds, for its mirrors; valid until ``room`` lets its slot be reused."""
+        offset = self._layout.entry_offset(sequence)
+        return self._buffer[offset : offset + self._entry_nbytes]
+
     def peek_entry(self, sequence: int) -> PlanEntry:
         """An entry that the ring still holds, decoded: for records of what a compiled writer wrote. Raises ``PlanError``."""
         raw = copy_out(self._buffer, self._layout.entry_offset(sequence), self._entry_nbytes)
@@ -204,12 +211,17 @@ class RingWriter(_Ring):
         return self._all_verdicts(sequence)
 
     def lagging(self, now_ns: int) -> list[ReaderLag]:
-        """Readers that have entries before them, the longest silent first."""
+        """Readers that have entries before them, the longest silent first.
+
+        A reader of another node stamps nothing, since its clock is another: there, moving is what is seen of it.
+        """
         lags = []
         for rank, cursor in enumerate(self.cursors()):
+            if cursor != self._seen_N[rank][0]:
+                self._seen_N[rank] = (cursor, now_ns)
             if cursor < self._next:
-                seen_ns = self._words[self._cursor_word(rank) + _LEASE]
-                since_ns = max(seen_ns, self._stamps[cursor % self._layout.num_slots])
+                stamp_ns = self._words[self._cursor_word(rank) + _LEASE] or self._seen_N[rank][1]
+                since_ns = max(stamp_ns, self._stamps[cursor % self._layout.num_slots])
                 lags.append(ReaderLag(rank, self._next - cursor, now_ns - since_ns))
         return sorted(lags, key=lambda lag: (-lag.lease_age_ns, lag.rank))
 

@@ -20,6 +20,7 @@ from afore.core.messages import from_wire, to_wire
 from afore.core.topology import member_name
 from afore.core.trace import Span, Tracer
 from afore.transport.api import Channel, Fabric, Lane, Link, Region, RegionKey
+from afore.transport.nodes import Nodes
 
 HUB = "hub"
 SPAN_BATCH_US = 50_000.0
@@ -53,12 +54,17 @@ class Directory:
     links: list[Link] = field(default_factory=list)
 
     def key(self, role: str, rank: int, label: str) -> RegionKey:
-        """The key of a member's region. Raises ``RegionRevoked`` when the epoch has none of that label."""
+        """The key of a member's region. Raises ``RegionRevoked`` when the epoch has none of that label, ``PeerLost``."""
         try:
-            return self.keys[role, rank][label]
+            return self.fabric.resolve(self.keys[role, rank][label])
         except KeyError:
             name = member_name(role, rank)
             raise RegionRevoked(name, f"no region {label!r} in epoch {self.epoch}") from None
+
+    @property
+    def nodes(self) -> Nodes:
+        """Which members share memory."""
+        return Nodes(self.fabric, self.endpoints)
 
     async def connect(self, role: str, rank: int, lane: Lane) -> Link:
         """A new link to a member; closed with the epoch."""

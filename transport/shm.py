@@ -8,7 +8,6 @@ behind is removed by ``sweep_stale``.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import os
 import socket
@@ -17,14 +16,12 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from afore.core.clock import deadline
-from afore.core.errors import AccessRefused, ConfigError, HostError, LinkClosed, WireError
+from afore.core.errors import AccessRefused, ConfigError, WireError
 from afore.transport.api import ChannelHandler, Lane, RegionKey
 from afore.transport.buffers import require_nbytes
 from afore.transport.channel import StreamChannel
-from afore.transport.greeter import Greeter
-from afore.transport.handlers import HandlerTasks
-from afore.transport.handshake import Hello, Identity, Purpose, admit, introduce
+from afore.transport.endpoint import StreamEndpoint
+from afore.transport.handshake import Hello, Identity, admit
 from afore.transport.host import host_error
 from afore.transport.queues import Inbox
 from afore.transport.shm_config import ShmConfig
@@ -33,7 +30,7 @@ from afore.transport.shm_region import ShmMapping, ShmRegion
 from afore.transport.shm_ring import create_ring_fd
 from afore.transport.shm_segments import Mapping, Segment, clean_label
 from afore.transport.shm_sweep import RunDirectory, sweep_stale
-from afore.transport.sockets import close_all, connect_unix, require_same_user
+from afore.transport.sockets import close_all
 
 __all__ = ["ShmConfig", "ShmFabric", "ShmMapping", "ShmRegion", "sweep_stale"]
 
@@ -55,18 +52,14 @@ class ShmFabric:
         self._cache = MappingCache(config.root)
         self._links: dict[ShmLink, None] = {}
         self._inbound: dict[InboundLink, None] = {}
-        self._channels: dict[StreamChannel, None] = {}
-        self._greeter = Greeter(timeout_us=config.handshake_timeout_us)
-        self._own_handler: ChannelHandler | None = None
+        self._door = StreamEndpoint(timeout_us=config.handshake_timeout_us, message_limit=config.message_limit)
         self._doorbell_fd = _new_eventfd()
         try:
-            self._directory, self._identity = self._settle()
+            self._directory = self._settle()
         except BaseException:
             os.close(self._doorbell_fd)
             raise
-        self._handlers = HandlerTasks(self.address)
         self._loop.add_reader(self._doorbell_fd, self._on_doorbell)
-        self._open = True
 
     @classmethod
     def create(cls, run_id: str, label: str) -> ShmFabric:
@@ -89,7 +82,7 @@ class ShmFabric:
             )
         return cls(ShmConfig.joining(path, label))
 
-    def _settle(self) -> tuple[RunDirectory, Identity]:
+    def _settle(self) -> RunDirectory:
         """Joins the run's directory and listens at the first address that is free there."""
         config = self._config
         for number in itertools.count():
@@ -98,9 +91,9 @@ class ShmFabric:
             try:
                 if not os.path.lexists(address):
                     secret = config.secret or directory.secret()
-                    identity = Identity(address=address, secret=secret, version=config.version)
-                    self._greeter.listen(address, identity, self._own_purposes, self._welcome_own)
-                    return directory, identity
+                    me = Identity(address=address, secret=secret, version=config.version)
+                    self._door.open(me, self._welcome_link)
+                    return directory
             except FileNotFoundError:
                 pass  # whoever left last has just removed the directory
             except BaseException:
@@ -115,12 +108,17 @@ class ShmFabric:
 
     @property
     def address(self) -> str:
-        return self._identity.address
+        return self._door.address
 
     @property
     def run_directory(self) -> Path:
         """Where the run's sockets live; with it, other processes join by ``open``."""
         return Path(self._directory.path)
+
+    @property
+    def secret(self) -> bytes:
+        """What the processes of the run prove to each other."""
+        return self._door.identity.secret
 
     @property
     def maps_memory(self) -> bool:
@@ -129,12 +127,15 @@ class ShmFabric:
     @property
     def refusals(self) -> Counter[str]:
         """Connections that were refused, by the error's name."""
-        return self._greeter.refusals
+        return self._door.refusals
 
     # Memory
 
+    def node_of(self, address: str) -> str:
+        return ""
+
     def register(self, nbytes: int, *, label: str) -> ShmRegion:
-        self._require_open()
+        self._door.require_open()
         require_nbytes(nbytes, label)
         number = next(self._numbers)
         assert number < 1 << 32
@@ -151,8 +152,11 @@ class ShmFabric:
         self._regions.pop(region.key.region, None)
         self._inboxes.pop(region.key.region, None)
 
+    def resolve(self, key: RegionKey) -> RegionKey:
+        return key
+
     def map(self, key: RegionKey, *, writable: bool = False) -> ShmMapping:
-        self._require_open()
+        self._door.require_open()
         if key.fabric != "shm":
             raise AccessRefused(key.address, f"cannot map memory of fabric {key.fabric}", "write into it over a link")
         mapping = ShmMapping(Mapping(self._config.root, key, writable=writable), forget=self._forget_mapping)
@@ -182,19 +186,11 @@ class ShmFabric:
     # Links
 
     async def connect(self, address: str, lane: Lane, *, timeout_us: float) -> ShmLink:
-        self._require_open()
-        async with deadline(timeout_us, peer=address, operation="connect"):
-            sock = await connect_unix(address)
-            try:
-                require_same_user(sock, address, os.geteuid())
-                reply, fds = await introduce(
-                    sock, self._identity, Purpose.LINK, lane, peer=address, reply_bytes=_SLOTS.size, max_fds=_LINK_FDS
-                )
-            except BaseException:
-                sock.close()
-                raise
+        sock, reply, fds = await self._door.meet(
+            address, lane, timeout_us=timeout_us, reply_bytes=_SLOTS.size, max_fds=_LINK_FDS
+        )
         try:
-            self._require_open()
+            self._door.require_open()
             if len(fds) != _LINK_FDS:
                 raise WireError(address, f"it sent {len(fds)} descriptors for a link")
             link = ShmLink(
@@ -216,16 +212,6 @@ class ShmFabric:
     def _forget_link(self, link: ShmLink) -> None:
         self._links.pop(link, None)
 
-    def _own_purposes(self) -> frozenset[Purpose]:
-        return frozenset({Purpose.LINK} if self._own_handler is None else {Purpose.LINK, Purpose.CHANNEL})
-
-    async def _welcome_own(self, sock: socket.socket, hello: Hello) -> None:
-        if hello.purpose is Purpose.LINK:
-            self._welcome_link(sock, hello)
-        else:
-            assert self._own_handler is not None
-            await self._welcome_channel(sock, hello, self._own_handler)
-
     def _welcome_link(self, sock: socket.socket, hello: Hello) -> None:
         slots = self._config.ring_slots
         fds: list[int] = []
@@ -241,7 +227,7 @@ class ShmFabric:
             raise
         self._inbound[link] = None
         try:
-            admit(sock, self._identity, hello, reply=_SLOTS.pack(slots), fds=(fds[0], self._doorbell_fd, fds[1]))
+            admit(sock, self._door.identity, hello, reply=_SLOTS.pack(slots), fds=(fds[0], self._doorbell_fd, fds[1]))
         except BaseException:
             link.close()
             raise
@@ -255,56 +241,10 @@ class ShmFabric:
 
     async def listen(self, address: str, handler: ChannelHandler) -> None:
         """As ``Fabric.listen``; ``address`` is this endpoint's own, a path, or a name in the run's directory."""
-        self._require_open()
-        path = self._resolve(address)
-        if path == self.address:
-            if self._own_handler is not None:
-                raise HostError(path, "it has a listener already", "listen at another address")
-            self._own_handler = handler
-            return
-
-        async def welcome(sock: socket.socket, hello: Hello) -> None:
-            await self._welcome_channel(sock, hello, handler)
-
-        identity = dataclasses.replace(self._identity, address=path)
-        try:
-            self._greeter.listen(path, identity, lambda: frozenset({Purpose.CHANNEL}), welcome)
-        except FileNotFoundError:
-            raise HostError(path, "its directory does not exist", "make it, or choose another address") from None
-
-    async def _welcome_channel(self, sock: socket.socket, hello: Hello, handler: ChannelHandler) -> None:
-        try:
-            admit(sock, self._identity, hello)
-        except BaseException:
-            sock.close()
-            raise
-        self._handlers.start(handler, await self._channel(sock, hello.address))
+        self._door.listen(self._resolve(address), handler)
 
     async def dial(self, address: str, *, timeout_us: float) -> StreamChannel:
-        self._require_open()
-        path = self._resolve(address)
-        async with deadline(timeout_us, peer=address, operation="dial"):
-            sock = await connect_unix(path)
-            try:
-                require_same_user(sock, path, os.geteuid())
-                await introduce(sock, self._identity, Purpose.CHANNEL, Lane.CONTROL, peer=address)
-                self._require_open()
-            except BaseException:
-                sock.close()
-                raise
-            return await self._channel(sock, address)
-
-    async def _channel(self, sock: socket.socket, peer: str) -> StreamChannel:
-        channel = await StreamChannel.over(sock, peer=peer, limit=self._config.message_limit)
-        if not self._open:
-            await channel.close()
-            self._require_open()
-        self._channels[channel] = None
-        channel.on_gone = self._forget_channel
-        return channel
-
-    def _forget_channel(self, channel: StreamChannel) -> None:
-        self._channels.pop(channel, None)
+        return await self._door.dial(self._resolve(address), timeout_us=timeout_us, peer=address)
 
     def _resolve(self, address: str) -> str:
         return address if "/" in address else f"{self._directory.path}/{address}"
@@ -312,8 +252,7 @@ class ShmFabric:
     # The end
 
     async def close(self) -> None:
-        if self._open:
-            self._open = False
+        if self._door.shut():
             self._loop.remove_reader(self._doorbell_fd)
             for region in list(self._regions.values()):
                 region.close()
@@ -324,18 +263,10 @@ class ShmFabric:
             for inbound in list(self._inbound):
                 inbound.close()
             os.close(self._doorbell_fd)
-            self._handlers.cancel()
-        await self._greeter.close()
-        await self._handlers.ended()
-        if self._channels:
-            await asyncio.gather(*[channel.close() for channel in self._channels])
+        await self._door.close()
         if self._directory.close(remove=self._config.directory is None):
             # The last one out: what killed members of the run left goes too.
             sweep_stale(self._config.root, self._config.run_id)
-
-    def _require_open(self) -> None:
-        if not self._open:
-            raise LinkClosed(self.address, "this endpoint is closed", "open a new one")
 
 
 def _new_eventfd() -> int:

@@ -94,9 +94,7 @@ class Segment:
         self.name = os.path.basename(self._path)
         self._whole = memoryview(self._memory)
         self._state = publishing_words(self._whole[:HEADER_BYTES])
-        _HEADER.pack_into(self._memory, 0, MAGIC, LAYOUT, 0, os.getpid(), start_ticks(os.getpid()) or 0, region, nbytes)
-        _put_text(self._whole, _LABEL_AT, _LABEL_BYTES, label)
-        _put_text(self._whole, _ADDRESS_AT, _ADDRESS_BYTES, address)
+        write_header(self._whole, region=region, nbytes=nbytes, label=label, address=address)
         self._state[STATE_WORD] = LIVE
         self.view = self._whole[HEADER_BYTES:]
         self.open = True
@@ -148,6 +146,14 @@ class Mapping:
                 view.release()
         with suppress(BufferError):
             self._memory.close()
+
+
+def write_header(memory: memoryview, *, region: int, nbytes: int, label: str, address: str) -> None:
+    """Says what a new segment of this process is; its state word follows."""
+    pid = os.getpid()
+    _HEADER.pack_into(memory, 0, MAGIC, LAYOUT, 0, pid, start_ticks(pid) or 0, region, nbytes)
+    _put_text(memory, _LABEL_AT, _LABEL_BYTES, label)
+    _put_text(memory, _ADDRESS_AT, _ADDRESS_BYTES, address)
 
 
 def read_header(memory: memoryview) -> Header | None:

@@ -1,7 +1,7 @@
-"""Unix sockets under any event loop: exact reads, descriptors passed, honest connects, a listener that survives full tables.
+"""Stream sockets under any event loop: exact reads and sends, descriptors passed, a listener that survives full tables.
 
 Everything is a non-blocking call plus ``add_reader``/``add_writer``, so asyncio and uvloop behave alike. Deadlines are the
-caller's.
+caller's. What differs between families is in ``unix_sockets`` and ``tcp_sockets``.
 """
 
 from __future__ import annotations
@@ -11,104 +11,31 @@ import errno
 import logging
 import os
 import socket
-import stat
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 
-from afore.core.errors import AuthenticationFailed, ConfigError, HostError, PeerLost
+from afore.core.errors import HostError, PeerLost
 from afore.transport.host import DESCRIPTORS_REMEDY, TABLE_FULL, host_error
 
 _log = logging.getLogger(__name__)
 
-PATH_LIMIT = 107
-"""Bytes of a Unix socket's path that ``sockaddr_un`` holds, without the closing zero (unix(7))."""
-NAME_LIMIT = 80
-"""Bytes of its last component, such that the detour over /proc always fits."""
+BACKLOG = 512
 _FD = struct.Struct("i")
-_BACKLOG = 512
 _ACCEPTS_PER_WAKE = 64
 _RETRY_ACCEPT_S = 0.1
 _FULL = (*TABLE_FULL, errno.ENOBUFS, errno.ENOMEM)
+_PASSING = (errno.ECONNABORTED, errno.EPROTO, errno.ENETDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH)
+"""What accept(2) passes on of a connection that broke before it was accepted."""
+
+Accepted = Callable[[socket.socket], None]
 
 
-@contextmanager
-def usable_path(path: str) -> Iterator[str]:
-    """``path``, or a short name of the same place where it is too long for a socket. Raises ``ConfigError``, ``OSError``."""
-    if len(os.fsencode(path)) <= PATH_LIMIT:
-        yield path
-        return
-    folder, name = os.path.split(path)
-    if len(os.fsencode(name)) > NAME_LIMIT:
-        raise ConfigError("address", f"{name!r} is too long for a socket's name", f"use at most {NAME_LIMIT} bytes")
-    folder_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+def new_socket(family: socket.AddressFamily) -> socket.socket:
+    """A non-blocking stream socket. Raises ``HostError``."""
     try:
-        yield f"/proc/self/fd/{folder_fd}/{name}"
-    finally:
-        os.close(folder_fd)
-
-
-def _new_socket() -> socket.socket:
-    try:
-        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     except OSError as error:
         raise host_error(error, "sockets", "cannot make a socket", "see why the kernel refuses") from error
-
-
-async def connect_unix(path: str) -> socket.socket:
-    """A connected non-blocking socket. Raises ``PeerLost`` where nobody listens, ``HostError`` without permission.
-
-    A full backlog is waited out with growing pauses: a Unix socket answers EAGAIN there and asyncio would take it for connected.
-    """
-    pause_s = 0.001
-    while True:
-        sock = _new_socket()
-        try:
-            with usable_path(path) as usable:
-                sock.connect(usable)
-            return sock
-        except BlockingIOError:
-            sock.close()
-        except PermissionError as error:
-            sock.close()
-            raise HostError(path, "no permission to connect", "run all roles as the same user") from error
-        except OSError as error:
-            sock.close()
-            raise PeerLost(
-                path, f"nobody listens there ({error.strerror})", "start it first, or check the address"
-            ) from error
-        except BaseException:
-            sock.close()
-            raise
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.05)
-
-
-def somebody_listens(path: str) -> bool:
-    """Whether a live process listens at ``path``."""
-    with _new_socket() as sock:
-        try:
-            with usable_path(path) as usable:
-                sock.connect(usable)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return True
-
-
-def _is_dead_socket(path: str) -> bool:
-    """Whether ``path`` is what a dead listener left, and not a file of somebody's or a living listener."""
-    return stat.S_ISSOCK(os.lstat(path).st_mode) and not somebody_listens(path)
-
-
-def require_same_user(sock: socket.socket, peer: str, uid: int) -> None:
-    """Raises ``AuthenticationFailed`` unless the process at the other end runs as ``uid`` (SO_PEERCRED, unix(7))."""
-    _, other_uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if other_uid != uid:
-        raise AuthenticationFailed(
-            peer, f"it runs as user {other_uid}, this side as {uid}", "run all roles as the same user"
-        )
 
 
 async def receive_exactly(sock: socket.socket, nbytes: int, peer: str) -> bytes:
@@ -128,7 +55,7 @@ async def receive_with_fds(sock: socket.socket, nbytes: int, max_fds: int, peer:
                 # Not socket.recv_fds: Python 3.11 and 3.12 drop its flags there, and children would inherit the descriptors.
                 part, control, flags, _ = sock.recvmsg(nbytes - len(data), room, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
-                await _ready(sock, writing=False)
+                await ready(sock, writing=False)
                 continue
             except OSError as error:
                 raise PeerLost(peer, f"the connection broke ({error.strerror})") from error
@@ -159,7 +86,7 @@ async def send_all(sock: socket.socket, data: bytes, peer: str) -> None:
         try:
             view = view[sock.send(view, socket.MSG_NOSIGNAL) :]
         except BlockingIOError:
-            await _ready(sock, writing=True)
+            await ready(sock, writing=True)
         except OSError as error:
             raise PeerLost(peer, f"the connection broke ({error.strerror})") from error
 
@@ -167,7 +94,7 @@ async def send_all(sock: socket.socket, data: bytes, peer: str) -> None:
 def send_with_fds(sock: socket.socket, data: bytes, fds: Sequence[int], peer: str) -> None:
     """Sends a few bytes and ``fds`` in one piece, without waiting: for a fresh connection. Raises ``PeerLost``."""
     try:
-        sent = socket.send_fds(sock, [data], fds, socket.MSG_NOSIGNAL)
+        sent = socket.send_fds(sock, [data], fds, socket.MSG_NOSIGNAL) if fds else sock.send(data, socket.MSG_NOSIGNAL)
     except OSError as error:
         raise PeerLost(peer, f"the connection broke ({error.strerror})") from error
     if sent != len(data):
@@ -180,13 +107,14 @@ def close_all(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-async def _ready(sock: socket.socket, *, writing: bool) -> None:
+async def ready(sock: socket.socket, *, writing: bool) -> None:
+    """Waits until ``sock`` can be read, or written."""
     loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
+    is_ready: asyncio.Future[None] = loop.create_future()
     fd = sock.fileno()
-    (loop.add_writer if writing else loop.add_reader)(fd, _set_ready, ready)
+    (loop.add_writer if writing else loop.add_reader)(fd, _set_ready, is_ready)
     try:
-        await ready
+        await is_ready
     finally:
         (loop.remove_writer if writing else loop.remove_reader)(fd)
 
@@ -196,55 +124,32 @@ def _set_ready(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-class UnixListener:
-    """A listening socket at ``path`` (0600) that hands each accepted, non-blocking socket to ``accepted``.
+class Listener:
+    """A listening socket that hands each accepted, non-blocking socket to ``accepted``."""
 
-    A socket file that a dead process left is replaced. Raises ``HostError`` where ``path`` is in use or cannot be made, and
-    ``FileNotFoundError`` where its folder is missing.
-    """
-
-    def __init__(self, path: str, accepted: Callable[[socket.socket], None]) -> None:
-        self.path = path
+    def __init__(self, address: str, sock: socket.socket, accepted: Accepted) -> None:
+        """Owns ``sock``, which listens at ``address``, from now on."""
+        self.address = address
+        self._sock: socket.socket | None = sock
         self._accepted = accepted
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
-        self._sock: socket.socket | None = _new_socket()
-        try:
-            self._bind(self._sock)
-        except BaseException:
-            self._sock.close()
-            raise
-        self._loop.add_reader(self._sock.fileno(), self._accept)
-
-    def _bind(self, sock: socket.socket) -> None:
-        try:
-            with usable_path(self.path) as usable:
-                try:
-                    sock.bind(usable)
-                except OSError as error:
-                    if error.errno != errno.EADDRINUSE or not _is_dead_socket(usable):
-                        raise
-                    os.unlink(usable)
-                    sock.bind(usable)
-                os.chmod(usable, 0o600)
-                sock.listen(_BACKLOG)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise host_error(error, self.path, "cannot listen there", "choose another address") from error
+        self._loop.add_reader(sock.fileno(), self._accept)
 
     def _accept(self) -> None:
         assert self._sock is not None
         for _ in range(_ACCEPTS_PER_WAKE):
             try:
                 sock, _ = self._sock.accept()
-            except (BlockingIOError, ConnectionAbortedError):
+            except BlockingIOError:
                 return
             except OSError as error:
+                if error.errno in _PASSING:
+                    continue
                 if error.errno not in _FULL:
                     raise
                 # The socket stays readable: without a pause the loop would spin on it.
-                _log.error("%s: cannot accept (%s); %s", self.path, error.strerror, DESCRIPTORS_REMEDY)
+                _log.error("%s: cannot accept (%s); %s", self.address, error.strerror, DESCRIPTORS_REMEDY)
                 self._loop.remove_reader(self._sock.fileno())
                 self._retry = self._loop.call_later(_RETRY_ACCEPT_S, self._resume)
                 return
@@ -257,7 +162,7 @@ class UnixListener:
             self._loop.add_reader(self._sock.fileno(), self._accept)
 
     def close(self) -> None:
-        """Stops listening and removes the socket file. Idempotent."""
+        """Stops listening. Idempotent."""
         if self._sock is None:
             return
         if self._retry is not None:
@@ -265,5 +170,7 @@ class UnixListener:
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
         self._sock = None
-        with suppress(OSError):
-            os.unlink(self.path)
+        self._left()
+
+    def _left(self) -> None:
+        """What else is to be done once nobody listens any more."""

@@ -18,7 +18,7 @@ from typing import Protocol
 from afore.core import control
 from afore.core.config import RunConfig
 from afore.core.errors import WireError
-from afore.core.topology import FFN, SCHEDULER
+from afore.core.topology import ATTENTION, FFN, SCHEDULER
 from afore.models.attention import AttentionModel
 from afore.models.config import ModelSpec
 from afore.models.kv import BlockAllocator, KVLayout
@@ -107,12 +107,14 @@ async def _connect(
     ctx: RoleContext, world: AttentionWorld, weights: AttentionWeights, regions: _Regions, directory: Directory
 ) -> Epoch:
     """Links to the scheduler (demand lane) and to every FFN worker (data lane), and puts the parts together."""
-    ffn_ranks = range(ctx.config.topology.ffn)
+    nodes = directory.nodes
+    here = [rank for rank in range(ctx.config.topology.ffn) if nodes.together((FFN, rank), (ATTENTION, ctx.rank))]
+    leads = [lead for node, lead in nodes.ffn_leads().items() if node != nodes.of(ATTENTION, ctx.rank)]
     doors = Doors(
         scheduler=await directory.connect(SCHEDULER, 0, Lane.DEMAND),
         mailbox_key=directory.key(SCHEDULER, 0, "mailbox"),
-        ffn_N=tuple([await directory.connect(FFN, rank, Lane.DATA) for rank in ffn_ranks]),
-        bell_keys_N=tuple(directory.key(FFN, rank, "bells") for rank in ffn_ranks),
+        bells=tuple([(await directory.connect(FFN, w, Lane.DATA), directory.key(FFN, w, "bells")) for w in here]),
+        mirrors=tuple([(await directory.connect(FFN, w, Lane.DATA), directory.key(FFN, w, "inputs")) for w in leads]),
     )
     outbound = Outbound(
         rank=ctx.rank,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from afore.core.errors import WireError
 from afore.transport.api import Region
-from afore.transport.bells import BellKind, decode
+from afore.transport.bells import Bell, BellKind, decode
 
 
 class Belfry:
@@ -23,20 +23,26 @@ class Belfry:
         """Inputs of some target have come. The sequencer also wakes itself with it."""
         self.on_inputs: Callable[[int, int], None] | None = None
         """Also told (attention worker, microbatch) of every input bell."""
-
-    async def run(self) -> None:
-        """Listens. Raises ``RegionRevoked`` once the region is closed, ``WireError`` for a bell that is not for an FFN worker."""
-        events = {
+        self._events = {
             BellKind.PLAN: self.plan,
             BellKind.VERDICTS: self.verdicts,
             BellKind.INPUTS: self.inputs,
         }
+
+    async def run(self) -> None:
+        """Listens. Raises ``RegionRevoked`` once the region is closed, ``WireError`` for a bell that is not for an FFN worker."""
         while True:
             for notification in await self._region.notified(timeout_us=None):
                 bell = decode(notification.immediate)
-                event = events.get(bell.kind)
-                if event is None:
+                if not self.heard(bell):
                     raise WireError(notification.peer, f"rang {bell.kind.name} at an FFN worker", "do versions agree?")
-                event.set()
-                if bell.kind is BellKind.INPUTS and self.on_inputs is not None:
-                    self.on_inputs(bell.rank, bell.microbatch)
+
+    def heard(self, bell: Bell) -> bool:
+        """Sets the event of a bell; False for one that is not for an FFN worker."""
+        event = self._events.get(bell.kind)
+        if event is None:
+            return False
+        event.set()
+        if bell.kind is BellKind.INPUTS and self.on_inputs is not None:
+            self.on_inputs(bell.rank, bell.microbatch)
+        return True

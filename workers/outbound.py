@@ -1,7 +1,7 @@
 """What an attention worker writes for a target, and where: its demand first, on its own lane, then the execution inputs.
 
-On one host the inputs are written once, into this worker's own exchange region, where all FFN workers read them in place; a
-zero-byte write rings each one's bell.
+The inputs are written once for this node, into this worker's own exchange region, where its FFN workers read them in place, with
+a zero-byte write that rings each one's bell; and once for each other node with FFN workers, into its lead's mirror.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from afore.models.attention import Routed
 from afore.transport import bells
 from afore.transport.api import Link, RegionKey
 from afore.transport.exchange import InputSlots, ReuseGuard
+from afore.transport.input_mirror import InputPacker
 from afore.transport.layouts import Layouts
 from afore.transport.mailbox import pack_demand
 
@@ -26,10 +27,10 @@ class Doors:
     scheduler: Link
     """Demand lane."""
     mailbox_key: RegionKey
-    ffn_N: tuple[Link, ...]
-    """Data lane to every FFN worker."""
-    bell_keys_N: tuple[RegionKey, ...]
-    """The region of each FFN worker on which its bells ring."""
+    bells: tuple[tuple[Link, RegionKey], ...]
+    """The FFN workers of this node, data lane, and the region of each on which its bells ring."""
+    mirrors: tuple[tuple[Link, RegionKey], ...]
+    """The lead of each other node with FFN workers, data lane, and the region into which inputs are mirrored there."""
 
 
 class Outbound:
@@ -51,7 +52,12 @@ class Outbound:
         self._doors = doors
         self._mailbox = layouts.mailbox
         self._inputs = InputSlots(exchange, layouts.exchange, epoch)
+        self._num_ffn = layouts.exchange.num_ffn
         self._guard = ReuseGuard(layouts.exchange.num_microbatches, layouts.exchange.num_ffn)
+        self._packer = InputPacker(layouts.mirror, epoch) if doors.mirrors else None
+        self._mirror_offsets_M = [
+            layouts.mirror.write_offset(rank, m) for m in range(layouts.exchange.num_microbatches)
+        ]
         self._written_M: list[Target | None] = [None] * layouts.exchange.num_microbatches
         self._tracer = tracer
         self._timeout_us = timeout_us
@@ -75,16 +81,22 @@ class Outbound:
         """
         start_ns = self._tracer.now_ns()
         self._guard.writing(target)
-        self._inputs.write(target, routed.hidden_TD, routed.ids_TK, routed.weights_TK)
         self._written_M[target.microbatch] = target
         bell = bells.INPUTS(self._rank, target.microbatch)
-        for link, key in zip(self._doors.ffn_N, self._doors.bell_keys_N, strict=True):
+        if self._packer is not None:
+            packed = self._packer.pack(target, routed.hidden_TD, routed.ids_TK, routed.weights_TK)
+            offset = self._mirror_offsets_M[target.microbatch]
+            for link, key in self._doors.mirrors:
+                await link.write(key, offset, packed, notify=bell, timeout_us=self._timeout_us)
+        if self._doors.bells:
+            self._inputs.write(target, routed.hidden_TD, routed.ids_TK, routed.weights_TK)
+        for link, key in self._doors.bells:
             await link.write(key, 0, b"", notify=bell, timeout_us=self._timeout_us)
         self._tracer.span("a2f", target, start_ns, self._tracer.now_ns())
 
     def replied(self, target: Target) -> None:
         """All N workers have replied: none of them reads the slot any more."""
-        for worker in range(len(self._doors.ffn_N)):
+        for worker in range(self._num_ffn):
             self._guard.replied(target, worker)
 
     def abandon(self, microbatch: int) -> None:

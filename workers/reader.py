@@ -21,6 +21,7 @@ from afore.core.topology import FFN, SCHEDULER, member_name
 from afore.core.trace import Tracer
 from afore.transport.entry import Refusal
 from afore.transport.ring import RingReader
+from afore.transport.ring_mirror import RingCopies
 from afore.workers.migrator import Migrator
 from afore.workers.slot_table import SlotTable
 
@@ -60,7 +61,8 @@ class ReadCounts:
 
 class Reader:
     """One worker's reading of the ring. ``plan_bell`` and ``verdict_bell`` are set when those bells ring (hints only);
-    ``ring_neighbours`` wakes the other FFN workers once the set of verdicts of a sequence is complete.
+    ``ring_neighbours`` wakes the other FFN workers of this node once the set of verdicts of a sequence is complete; ``copies``
+    tells other nodes, where FFN workers are on several.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Reader:
         verdict_bell: asyncio.Event,
         ring_neighbours: Callable[[int], Awaitable[None]],
         verdict_timeout_us: float,
+        copies: RingCopies | None = None,
     ) -> None:
         self._rank = rank
         self._ring = ring
@@ -89,6 +92,7 @@ class Reader:
         self._verdict_bell = verdict_bell
         self._ring_neighbours = ring_neighbours
         self._verdict_timeout_us = verdict_timeout_us
+        self._copies = copies
         self.counts = ReadCounts()
 
     async def run(self) -> None:
@@ -100,15 +104,17 @@ class Reader:
                 await self._plan_bell.wait()
                 continue
             begin_ns = self._clock.now_ns()
-            entry, verdict = self._judge(published)
+            entry, verdict = await self._judge(published)
             agreed = await self._agree(entry, verdict)
             await self._act(entry, agreed, begin_ns)
             self._ring.advance(self._clock.now_ns())
+            if self._copies is not None:
+                await self._copies.cursor(self._ring.sequence)
             self._tracer.span("read", entry.target, begin_ns, self._clock.now_ns(), sequence=entry.sequence)
 
     # Judge
 
-    def _judge(self, published: PlanEntry | Refusal) -> tuple[PlanEntry, Verdict]:
+    async def _judge(self, published: PlanEntry | Refusal) -> tuple[PlanEntry, Verdict]:
         if isinstance(published, PlanEntry):
             verdict = self._table.judge(published)
             if verdict is not Verdict.ACCEPTED:
@@ -120,6 +126,8 @@ class Reader:
         if published.entry is None:
             # Without its header nobody knows which target this is: it could not even run on primaries.
             self._ring.store_verdict(published.sequence, published.verdict)
+            if self._copies is not None:
+                await self._copies.verdict(published.sequence, published.verdict)
             raise WireError(
                 member_name(SCHEDULER, 0), f"ring entry {published.sequence} cannot be read: {published.reason}"
             )
@@ -140,6 +148,8 @@ class Reader:
     async def _agree(self, entry: PlanEntry, verdict: Verdict) -> bool:
         """Whether all N workers accept."""
         completed = self._ring.store_verdict(entry.sequence, verdict)
+        if self._copies is not None:
+            await self._copies.verdict(entry.sequence, verdict)
         if verdict is Verdict.ACCEPTED and not self._table.needs_agreement(entry):
             # No binding is made, used or copied: the target runs on primaries whatever the others say, so nobody need wait.
             return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,7 @@ ROLES = (DOOR, SCHEDULER, FFN, ATTENTION, PREFILL)
 MAX_LAYERS = 1 << LAYER_BITS
 MAX_WORKERS = 1024
 MAX_SLOTS = 1 << 15
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RENDEZVOUS_PORT = 29513
 """Where roles that are started by hand find each other, unless they are told otherwise."""
 
@@ -40,8 +42,14 @@ class Topology:
     """R: redundant expert slots of each FFN worker and MoE layer."""
     redundant_slots_per_worker: tuple[int, ...] | None = None
     """R for each FFN worker where they differ; overrides ``redundant_slots``."""
-    fabric: Literal["auto", "shm", "loopback"] = "auto"
-    """How bytes move: auto takes shm between processes and loopback in one process."""
+    fabric: Literal["auto", "shm", "tcp", "loopback"] = "auto"
+    """How bytes move: inside a node shm, between nodes the one that is named, or what both sides have; loopback in one process."""
+    nodes: dict[str, str] | None = None
+    """Who is where, as {a: "door,attention,prefill", b: "scheduler,ffn"}; nodes share no memory. None: one node."""
+    node: str | None = None
+    """The node of this process, where roles are started by hand; none: what topology.nodes says, else this machine."""
+    listen: str | None = None
+    """HOST at which other nodes reach this process; none: the one from which it reaches the rendezvous."""
     rendezvous: str | None = None
     """HOST:PORT where roles started by hand find each other; none: a local port for each --cluster name."""
     rendezvous_remote: bool = False
@@ -61,6 +69,7 @@ class Topology:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ConfigError(f"topology.{field}", f"{value!r} is not a whole number from {low} to {high}")
+        self._check_nodes()
         per_worker = self.redundant_slots_per_worker
         if per_worker is not None:
             if len(per_worker) != self.ffn:
@@ -86,6 +95,47 @@ class Topology:
                 "use 127.0.0.1, or say so with topology.rendezvous_remote and give topology.secret_file",
             )
 
+    def _check_nodes(self) -> None:
+        for name in (*(self.nodes or ()), *(() if self.node is None else (self.node,))):
+            if not NODE_NAME.fullmatch(name):
+                raise ConfigError(
+                    "topology.node", f"{name!r} is no name", "give 1 to 64 letters, digits, '.', '_' or '-'"
+                )
+        if self.node is not None and self.nodes is not None and self.node not in self.nodes:
+            raise ConfigError("topology.node", f"{self.node!r} is not in topology.nodes", f"of {', '.join(self.nodes)}")
+        if self.nodes is None:
+            return
+        places: dict[str, str] = {}
+        for node, names in self.nodes.items():
+            for name in (part.strip() for part in names.split(",")):
+                if name not in self._places():
+                    raise ConfigError(
+                        f"topology.nodes.{node}", f"{name!r} is no member", "give roles (ffn) or members (ffn-1)"
+                    )
+                if name in places:
+                    raise ConfigError("topology.nodes", f"{name} is on {places[name]} and on {node}", "give it once")
+                places[name] = node
+        for role, rank in self.members():
+            if not {role, member_name(role, rank)} & places.keys():
+                raise ConfigError("topology.nodes", f"{member_name(role, rank)} is nowhere", "name its role or itself")
+
+    def _places(self) -> set[str]:
+        """What ``nodes`` may name."""
+        return {*ROLES, *(member_name(role, rank) for role, rank in self.members())}
+
+    def node_of(self, role: str, rank: int) -> str | None:
+        """The node on which ``nodes`` has a member; None where it says nothing."""
+        for wanted in (member_name(role, rank), role):
+            for node, names in (self.nodes or {}).items():
+                if wanted in [part.strip() for part in names.split(",")]:
+                    return node
+        return None
+
+    @property
+    def spread(self) -> bool:
+        """Whether members may be on several nodes."""
+        return self.nodes is not None or self.node is not None or self.rendezvous_remote
+
     @property
     def slots_N(self) -> tuple[int, ...]:
         """R of every FFN worker."""
@@ -110,15 +160,29 @@ def member_name(role: str, rank: int) -> str:
     return f"{role}-{rank}"
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """``127.0.0.1:29513`` or ``[::1]:29513`` as (host, port). Raises ``ConfigError``."""
+def split_address(
+    address: str,
+    *,
+    field: str = "topology.rendezvous",
+    example: str = f"127.0.0.1:{RENDEZVOUS_PORT}",
+    any_port: bool = False,
+) -> tuple[str, int]:
+    """``127.0.0.1:29513`` or ``[::1]:29513`` as (host, port); ``any_port`` allows 0, for the kernel's choice.
+
+    Raises ``ConfigError`` about ``field``, with the ``example``.
+    """
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     digits = port.isascii() and port.isdecimal() and len(port) <= 5
-    if not colon or not is_host(host) or not digits or not 1 <= int(port) <= 65535:
+    if not colon or not is_host(host) or not digits or not (0 if any_port else 1) <= int(port) <= 65535:
         shown = address if len(address) <= 80 else address[:77] + "…"
-        raise ConfigError("topology.rendezvous", f"{shown!r} is no HOST:PORT", f"such as 127.0.0.1:{RENDEZVOUS_PORT}")
+        raise ConfigError(field, f"{shown!r} is no HOST:PORT", f"such as {example}")
     return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The other way round: brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_host(host: str) -> bool:

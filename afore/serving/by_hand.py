@@ -25,7 +25,6 @@ from afore.core.config import RunConfig
 from afore.core.control import WIRE_VERSION
 from afore.core.errors import (
     ClusterLate,
-    ClusterLost,
     ConfigError,
     DeadlineExceeded,
     PeerLost,
@@ -36,21 +35,21 @@ from afore.core.topology import DOOR, FFN, ROLES, SCHEDULER, member_name
 from afore.serving import rendezvous
 from afore.serving.checks import check, check_shared_memory, describe_kernels, describe_memory
 from afore.serving.client import DOOR_GONE, HUB, Client
+from afore.serving.endpoints import Whereabouts, host_id, hub_address
 from afore.serving.http.listen import check_listen
 from afore.serving.identity import ClusterIdentity, flat, model_digest, read_secret
 from afore.serving.ranks import Claim, claiming
 from afore.serving.ready import StatusLine, print_address, waiting_for
 from afore.serving.roles import RealWorld, run_role
 from afore.serving.spec import HUB_ADDRESS
+from afore.transport.api import Fabric
 from afore.transport.crew import crew
-from afore.transport.shm import ShmConfig, ShmFabric
 from afore.transport.shm_segments import start_ticks
 
 LOOK_AGAIN_US = 50_000.0
 """How soon a process looks again for a hub that is about to listen."""
 WORD_S = 1.0
 """How long after the end of a role the hub's word on why may come."""
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ def run_by_hand(
     logging.basicConfig(level=log_level.upper(), format=f"%(asctime)s {name} %(levelname)s %(message)s", force=True)
     with contextlib.suppress(asyncio.CancelledError):
         # Before the loop: meanwhile nothing else could be done, and Ctrl-C works as it does anywhere.
-        _compile(roles, line)
+        _compile(roles, config.policy, line)
         uvloop.run(_Process(roles, rank, cluster, config, given, line).run())
     return 0
 
@@ -119,7 +118,8 @@ class _Process:
         self._console = Console(highlight=False, markup=False, emoji=False)
         self._host, self._port, self._cluster = rendezvous.place(config.topology, cluster)
         self._secret = read_secret(config.topology.secret_file)
-        self._me = f"{_host_id()}/{os.getpid()}/{start_ticks(os.getpid())}/{secrets.token_hex(8)}"
+        self._here = Whereabouts(config.topology, (self._host, self._port), self._secret)
+        self._me = f"{host_id()}/{os.getpid()}/{start_ticks(os.getpid())}/{secrets.token_hex(8)}"
         self._opened = False
         """Whether this process is the door of a cluster that others can find."""
         self._give_up_ns = self._clock.now_ns() + int(config.times.join_s * 1e9)
@@ -166,26 +166,26 @@ class _Process:
                 reason = "it ended, or does not serve any more"
                 raise RoleLost(member_name(DOOR, 0), reason, "see its shell; start the topology again") from error
 
-    async def _open(self, stack: contextlib.AsyncExitStack) -> ShmFabric:
+    async def _open(self, stack: contextlib.AsyncExitStack) -> Fabric:
         """The door's part: looks at everything first, then opens the rendezvous."""
         config = self._config
         self._line.say("looking at model and machine")
         check(config)
         check_shared_memory(config)
         check_listen(config.serve)
+        self._here.check()
         host = await rendezvous.Host.listen(self._host, self._port)
         stack.callback(host.close)
         cluster = self._cluster or rendezvous.name_at(self._port)
-        try:
-            fabric = ShmFabric.create(cluster, DOOR)
-        except ConfigError as error:
-            raise ConfigError("cluster", error.problem, "give another --cluster, or end that one") from error
+        fabric = self._here.open_door(cluster)
         stack.push_async_callback(fabric.close)
         identity = ClusterIdentity(
             cluster=cluster,
             wire=WIRE_VERSION,
             nonce=secrets.token_hex(8),
-            host=_host_id(),
+            host=host_id(),
+            node=self._here.door_node or "",
+            hub=hub_address(fabric),
             door_pid=os.getpid(),
             counts={role: config.topology.count(role) for role in ROLES},
             config=flat(config),
@@ -207,15 +207,15 @@ class _Process:
                 f"the cluster at {where} is {identity.cluster!r}, not {self._cluster!r}",
                 "give its name, or the --rendezvous of the one that is meant",
             )
-        if identity.host != _host_id():
+        if identity.host != host_id() and not identity.node:
             raise ConfigError(
                 "topology.fabric",
-                f"the cluster at {where} runs on another machine, and shm reaches no other",
-                "start this role on that machine",
+                f"the cluster at {where} runs on another machine, and its door takes members of its own alone",
+                "start this role on that machine, or the door with topology.rendezvous_remote",
             )
         identity.check_joining(self._config, self._given, where)
 
-    async def _serve(self, store: rendezvous.Store, identity: ClusterIdentity, door: ShmFabric | None) -> None:
+    async def _serve(self, store: rendezvous.Store, identity: ClusterIdentity, door: Fabric | None) -> None:
         async with contextlib.AsyncExitStack() as stack:
             taken: list[Taken] = []
             for number, role in enumerate(self._roles):
@@ -224,17 +224,18 @@ class _Process:
                     machine = claiming(role, identity.counts[role], self._rank, me, _lives)
                     taken.append(Taken(role, await store.claim(role, identity.nonce, machine), me))
                     stack.push_async_callback(self._release, store, identity, taken[-1])
-            watch = _join(identity.cluster, "watch")
+            watch = self._here.join(identity, None, beside=self._roles[0])
             stack.push_async_callback(watch.close)
             group = await stack.enter_async_context(crew())
-            roles = [] if door is None else [group.create_task(self._role(DOOR, 0, door, None), name=DOOR)]
-            client = await stack.enter_async_context(self._hub(watch))
+            hub = HUB_ADDRESS
+            roles = [] if door is None else [group.create_task(self._role(DOOR, 0, door, hub, None), name=DOOR)]
+            hub = identity.hub
+            client = await stack.enter_async_context(self._hub(watch, hub))
             await self._room_for(client, taken)
             for member in taken:
-                fabric = _join(identity.cluster, member.name)
-                roles.append(
-                    group.create_task(self._role(member.role, member.claim.rank, fabric, client), name=member.name)
-                )
+                rank = member.claim.rank
+                fabric = self._here.join(identity, (member.role, rank))
+                roles.append(group.create_task(self._role(member.role, rank, fabric, hub, client), name=member.name))
             names = [member.name for member in taken] + ([] if door is None else [member_name(DOOR, 0)])
             telling = group.create_task(self._tell(client, identity, names), name="status")
             await asyncio.wait(roles)
@@ -245,14 +246,14 @@ class _Process:
             self._line.over("the cluster ended", self._console)
 
     @contextlib.asynccontextmanager
-    async def _hub(self, fabric: ShmFabric) -> AsyncIterator[Client]:
+    async def _hub(self, fabric: Fabric, address: str) -> AsyncIterator[Client]:
         """A client of the hub, as soon as it listens, once it has said who is in."""
         left_us = self._left_us()
         async with contextlib.AsyncExitStack() as stack:
             async with deadline(left_us, peer="hub", operation="looking for it", hint="see the door's shell"):
                 while True:
                     try:
-                        connecting = Client.connect(fabric, HUB_ADDRESS, self._clock, timeout_us=left_us)
+                        connecting = Client.connect(fabric, address, self._clock, timeout_us=left_us)
                         client = await stack.enter_async_context(connecting)
                         break
                     except PeerLost:
@@ -273,13 +274,13 @@ class _Process:
                 await client.status_after(status)
         self._raise_if_lost(client.status)
 
-    async def _role(self, role: str, rank: int, fabric: ShmFabric, client: Client | None) -> None:
+    async def _role(self, role: str, rank: int, fabric: Fabric, hub: str, client: Client | None) -> None:
         try:
             await run_role(
                 role,
                 rank,
                 fabric=fabric,
-                hub_address=HUB_ADDRESS,
+                hub_address=hub,
                 clock=self._clock,
                 config=self._config,
                 world=RealWorld(),
@@ -340,22 +341,15 @@ class _Process:
         return max(1e3, (self._give_up_ns - self._clock.now_ns()) / 1e3)
 
 
-def _join(cluster: str, label: str) -> ShmFabric:
-    """An endpoint in the cluster's directory. Raises ``PeerLost`` where the cluster has ended meanwhile."""
-    try:
-        return ShmFabric.open(ShmConfig(run_id=cluster).run_directory, label)
-    except ConfigError as error:
-        raise ClusterLost(cluster, "it ended while this process joined it", "start its door again") from error
-
-
-def _compile(roles: Sequence[str], line: StatusLine) -> None:
+def _compile(roles: Sequence[str], policy: str, line: StatusLine) -> None:
     """Has the kernels of these roles before they join: a role that compiled while it serves would stand still for a minute."""
     if SCHEDULER in roles or FFN in roles:
         line.say("loading kernels (the first start compiles them: about a minute)")
     if SCHEDULER in roles:
-        from afore.scheduler.planner import compile_planner
+        from afore.scheduler.policies.registry import policy_kernels
 
-        compile_planner()
+        for compile_group in policy_kernels(policy):
+            compile_group()
     if FFN in roles:
         from afore.workers.kernels import compile_kernels
 
@@ -366,15 +360,10 @@ def _nothing(_: str) -> None:
     """The door does not wait for itself."""
 
 
-def _host_id() -> str:
-    """This machine, as long as it runs."""
-    return Path(BOOT_ID).read_text(encoding="ascii").strip()
-
-
 def _lives(holder: str) -> bool:
     """Whether the process that holds a rank is alive. One of another machine, or one that we cannot read, counts as alive."""
     try:
         host, pid, ticks, _, _ = holder.split("/")
-        return host != _host_id() or str(start_ticks(int(pid))) == ticks
+        return host != host_id() or str(start_ticks(int(pid))) == ticks
     except ValueError:
         return True

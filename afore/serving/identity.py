@@ -26,7 +26,15 @@ DOCUMENT_LIMIT = 64 << 10
 """Bytes of an identity; a longer one is not ours."""
 SECRET_LEAST = 16
 """Bytes that a shared secret has at least."""
-OWN = ("serve", "times", "topology.rendezvous", "topology.rendezvous_remote", "topology.secret_file")
+OWN = (
+    "serve",
+    "times",
+    "topology.rendezvous",
+    "topology.rendezvous_remote",
+    "topology.secret_file",
+    "topology.node",
+    "topology.listen",
+)
 """Keys in which a process may differ from the cluster it joins; below them, too."""
 
 
@@ -42,6 +50,10 @@ class ClusterIdentity:
     """Of this run of it: a rank that was taken in an earlier run is not taken in this one."""
     host: str
     """The machine (its boot id): ``shm`` reaches no other."""
+    node: str
+    """The door's node, where the cluster may be on several; empty: it is on this machine alone."""
+    hub: str
+    """Where the hub is dialled."""
     door_pid: int
     counts: dict[str, int]
     """How many ranks each role has."""

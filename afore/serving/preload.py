@@ -10,8 +10,10 @@ MODELS = "loading models"
 KERNELS = "loading kernels"
 
 
-def preload(tell: Callable[[str], None]) -> None:
+def preload(policy: str, tell: Callable[[str], None]) -> None:
     """Imports the roles, loads compiled kernels, and freezes the heap so that forks share it. ``tell`` hears what comes next.
+
+    Of the planners only the policy's is compiled: another one's would take a minute of the first start for nothing.
 
     One torch thread is set before any torch operation: a parent that ever ran a parallel region makes its children hang in theirs.
     """
@@ -27,14 +29,12 @@ def preload(tell: Callable[[str], None]) -> None:
     from afore.models.checkpoint import Checkpoint
     from afore.models.fused_kernels import compile_fused_kernels
     from afore.models.loading import load_dense_model
-    from afore.scheduler.hot_core import compile_hot_path
-    from afore.scheduler.loads import compile_loads
-    from afore.scheduler.planner import compile_planner
+    from afore.scheduler.policies.registry import policy_kernels
     from afore.serving import process
     from afore.workers.kernels import compile_kernels
 
     del RunConfig, process, numpy
-    groups = (compile_planner, compile_hot_path, compile_loads, compile_kernels, compile_fused_kernels)
+    groups = (*policy_kernels(policy), compile_kernels, compile_fused_kernels)
     for number, compile_group in enumerate(groups, start=1):
         tell(f"{KERNELS} ({number} of {len(groups)})")
         compile_group()

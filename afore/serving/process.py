@@ -17,6 +17,7 @@ import uvloop
 from afore.core.clock import WallClock
 from afore.core.errors import AforeError
 from afore.core.topology import member_name
+from afore.serving.endpoints import member_endpoint
 from afore.serving.roles import RealWorld, run_role
 from afore.serving.spec import HUB_ADDRESS, ProcessSpec
 from afore.transport.crew import crew
@@ -61,7 +62,8 @@ async def _run(spec: ProcessSpec, lifeline: int | None) -> None:
     clock = WallClock()
     async with crew() as group:
         for role, rank in spec.roles:
-            fabric = ShmFabric.open(spec.run_directory, member_name(role, rank))
+            near = ShmFabric.open(spec.run_directory, member_name(role, rank))
+            fabric = member_endpoint(spec.config, role, rank, near)
             group.create_task(
                 run_role(
                     role,

@@ -62,7 +62,7 @@ async def running_processes(
     """
     async with contextlib.AsyncExitStack() as stack:
         if supervisor is None:
-            supervisor = await stack.enter_async_context(Supervisor())
+            supervisor = await stack.enter_async_context(Supervisor(config.policy))
         await supervisor.check(config, timeout_s=config.times.join_s)
         cluster = name or new_cluster_name()
         fabric = ShmFabric.create(cluster, "launcher")

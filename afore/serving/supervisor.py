@@ -43,8 +43,12 @@ class Exit:
 class Supervisor:
     """The processes of one cluster. Use as ``async with Supervisor() as supervisor``: nothing is left behind on exit."""
 
-    def __init__(self, on_progress: Callable[[str], None] | None = None) -> None:
-        """``on_progress`` hears what the fork server does until it is ready, then an empty text."""
+    def __init__(self, policy: str, on_progress: Callable[[str], None] | None = None) -> None:
+        """``policy`` is the one whose planner is compiled ahead, as the configuration names it.
+
+        ``on_progress`` hears what the fork server does until it is ready, then an empty text.
+        """
+        self._policy = policy
         self._on_progress = on_progress or _nobody
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -76,6 +80,7 @@ class Supervisor:
                     "-m",
                     "afore.serving.zygote",
                     str(theirs.fileno()),
+                    self._policy,
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
                     start_new_session=True,

@@ -1,7 +1,7 @@
 """The fork server: imports everything once, then forks role processes on request, so that nine roles are up in seconds.
 
-Run by the supervisor as ``python -m afore.serving.zygote FD`` in a session of its own, with one end of a socket pair. Requests and
-reports are JSON lines:
+Run by the supervisor as ``python -m afore.serving.zygote FD POLICY`` in a session of its own, with one end of a socket pair.
+Requests and reports are JSON lines:
 
     supervisor → zygote   {"check": {…RunConfig…}}   {"fork": {…ProcessSpec…}}
     zygote → supervisor   {"progress": text}   {"ready": pid}   {"checked": {"memory": [lines]} or {"refused": [error, parts]}}
@@ -27,13 +27,13 @@ KILL_AFTER_S = 3.0
 """How long children have to end after SIGTERM before SIGKILL."""
 
 
-def main(fd: int) -> int:
-    """The zygote's life. Returns its exit status."""
+def main(fd: int, policy: str) -> int:
+    """The zygote's life, for a cluster of that policy. Returns its exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor, which ends us in order
     connection = socket.socket(fileno=fd)
     from afore.serving.preload import preload
 
-    preload(lambda what: connection.sendall(json.dumps({"progress": what}).encode() + b"\n"))
+    preload(policy, lambda what: connection.sendall(json.dumps({"progress": what}).encode() + b"\n"))
     return _Zygote(connection).run()
 
 
@@ -175,4 +175,4 @@ class _Terminated(Exception):
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,8 +15,18 @@ from afore.scheduler.policies.base import Action, Assign, Copies, CopyTime, Dema
 NOTHING_TO_PLAN_ON = "no demand of a previous step to plan on"
 
 
+class CompiledLayer(NamedTuple):
+    """A layer's state, for the compiled call."""
+
+    buffer: NDArray[np.int32]
+    scratch: NDArray[np.int32] | None
+    window: NDArray[np.bool_]
+
+
 class Afore(Quiet):
     """One planner and one protected window per layer. The ablations change what it plans on, and when copies start."""
+
+    planner: ClassVar[type[Planner]] = Planner
 
     name: str = "afore"
     start: CopyTime = "now"
@@ -22,7 +34,7 @@ class Afore(Quiet):
     def __init__(self, context: PolicyContext) -> None:
         self._context = context
         layers = range(context.num_layers)
-        self._planners = [Planner(context.planner, context.primaries_E) for _ in layers]
+        self._planners = [self.planner(context.planner, context.primaries_E) for _ in layers]
         self._windows = [ProtectedWindow(context.num_microbatches - 1) for _ in layers]
         self._unused_NR: NDArray[np.bool_] = np.zeros(context.planner.empty_slots().shape, np.bool_)
 
@@ -44,16 +56,16 @@ class Afore(Quiet):
         """Slots and A_{t-1} are forgotten; the window stays, because targets that were accepted still use their slots."""
         self._planners[layer].reset()
 
-    def compiled_layers(self) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]] | None:
-        """Each layer's packed buffer and window, for the compiled call; None where it would not do what ``on_demand`` does."""
+    def compiled_layers(self) -> list[CompiledLayer] | None:
+        """Each layer's state, for the compiled call; None where that would not do what ``on_demand`` does."""
         kind = type(self)
         if kind.on_demand is not Afore.on_demand or kind.planned_demand is not Afore.planned_demand:
             return None
-        if any(type(planner) is not Planner for planner in self._planners):
+        if any(type(planner).plan is not Planner.plan for planner in self._planners):
             return None
         N, R = self._unused_NR.shape
         return [
-            (planner.buffer, window.flags((N, R)))
+            CompiledLayer(planner.buffer, planner.scratch, window.flags((N, R)))
             for planner, window in zip(self._planners, self._windows, strict=True)
         ]
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from afore.core.errors import ConfigError
+from afore.scheduler.hot_core import compile_hot_path
+from afore.scheduler.loads import compile_loads
+from afore.scheduler.planner import compile_planner
 from afore.scheduler.policies.afore import Afore
 from afore.scheduler.policies.afore_no_overlap import AforeNoOverlap
 from afore.scheduler.policies.afore_no_prefetch import AforeNoPrefetch
@@ -57,6 +61,19 @@ def check_policy(name_or_path: str) -> None:
 def policy_wants_inputs(name_or_path: str) -> bool:
     """Whether the policy's class asks for ``on_inputs``: FFN workers report arrivals only then. Raises as ``check_policy``."""
     return bool(getattr(_find(name_or_path), "wants_inputs", False))
+
+
+def policy_kernels(name_or_path: str) -> tuple[Callable[[], None], ...]:
+    """What compiles the calls that a scheduler makes under the policy, or loads them. What is no policy gets ``afore``'s.
+
+    A preload calls them before anything serves: no plan waits for the compiler.
+    """
+    try:
+        planner = getattr(_find(name_or_path), "planner", None)
+    except ConfigError:
+        planner = None  # refused by name where the configuration is checked
+    search = getattr(planner, "searches", False) is True
+    return partial(compile_planner, search=search), partial(compile_hot_path, search=search), compile_loads
 
 
 def _find(name_or_path: str) -> Callable[[PolicyContext], Policy]:

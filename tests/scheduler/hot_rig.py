@@ -14,7 +14,7 @@ from afore.core.clock import LoopClock
 from afore.core.config import TimeOptions
 from afore.core.plan import PlanEntry, Verdict
 from afore.core.target import Phase, Target
-from afore.core.trace import Tracer
+from afore.core.trace import Span, Tracer
 from afore.scheduler.costs import CostModel, Costs
 from afore.scheduler.demand_book import DemandBook
 from afore.scheduler.hot_path import HotPath, compiled_cells
@@ -104,9 +104,11 @@ class Side:
             primaries_E=shape.primaries_E,
             costs_N=config.costs_N,
         )
+        self.tracer = Tracer("scheduler-0", clock, None, listener=lambda _process, spans: self.traced.extend(spans))
+        self.traced: list[Span] = []
         self.planning = Planning(
             clock=clock,
-            tracer=Tracer("scheduler-0", clock, None),
+            tracer=self.tracer,
             times=TimeOptions(lease_s=1.0),
             policy=self.policy,
             costs=costs,
@@ -115,6 +117,7 @@ class Side:
                 num_experts=config.num_experts,
                 num_microbatches=shape.microbatches,
                 take=mailbox.take,
+                now_ns=clock.now_ns,
             ),
             ring=self.ring,
             publisher=self.publisher,
@@ -163,6 +166,13 @@ class Side:
             seen.append(entry)
         assert self.readers[0].peek() is None
         return seen
+
+    def moments(self) -> list[Span]:
+        """What was traced since the last call, but for spans, whose cuts differ."""
+        self.tracer.flush()
+        found = [span for span in self.traced if span.kind == "instant"]
+        self.traced.clear()
+        return found
 
     async def statistics(self) -> Any:
         return json.loads(await self.planning.statistics())

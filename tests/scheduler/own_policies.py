@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from afore.core.target import Target
+from afore.scheduler.policies.afore_plus import AforePlus
 from afore.scheduler.policies.base import Action, Assign, Demand, PolicyContext, Quiet
 
 
@@ -16,6 +17,12 @@ class Mine(Quiet):
 
     def on_demand(self, target: Target, demand_E: Demand, now_us: float) -> list[Action]:
         return [Assign(target, ())]
+
+
+class MinePlus(AforePlus):
+    """A policy of ours with another name."""
+
+    name = "mine-plus"
 
 
 class Nameless(Quiet):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 
 import numpy as np
@@ -10,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afore.core import control
+from afore.core.demand import demand_crc
 from afore.core.plan import EntryKind, PlanEntry
 from afore.core.slots import contiguous_primaries
 from afore.core.target import Target
+from afore.core.trace import Span
 from afore.scheduler.costs import Costs
 from afore.scheduler.plan import PlannerConfig
 from afore.testing import run_virtual
@@ -53,7 +56,7 @@ def random_shape(rng: np.random.Generator) -> Shape:
         primaries_E=primaries_E,
         attention=int(rng.integers(1, 4)),
         microbatches=int(rng.integers(1, 4)),
-        policy=str(rng.choice(["afore", "afore-no-overlap"])),
+        policy=str(rng.choice(["afore", "afore-no-overlap", "afore-plus"])),
         costs=Costs(
             tile_us=20.0, copy_us=float(rng.choice([0.0, 1.0, 35.0])), window_us=float(rng.choice([0.0, 50.0]))
         ),
@@ -74,6 +77,7 @@ class Story:
         self.entries: list[PlanEntry] = []
         self.unread = 0
         self.refusals = self.aborts = 0
+        self.planned: list[Span] = []
 
     def demand(self, magnitude: int = 40) -> np.ndarray:
         E = self.shape.config.num_experts
@@ -115,6 +119,7 @@ class Story:
         self.unread += 1
 
     async def bell(self, m: int) -> None:
+        await asyncio.sleep(1e-6)
         for side in self.sides:
             await side.planning.demand_arrived([m])
 
@@ -165,13 +170,29 @@ class Story:
         self.compare_rings()
         hot, plain = self.sides
         assert await hot.statistics() == await plain.statistics()
+        traced = hot.moments()
+        assert traced == plain.moments()
+        self.planned += [moment for moment in traced if moment.name == "planned"]
         for ours, theirs in zip(hot.policy._planners, plain.policy._planners, strict=True):  # type: ignore[attr-defined]
             assert np.array_equal(ours.buffer, theirs.buffer)
 
 
+def check_planned(moment: Span, story: Story) -> bool:
+    """Whether a vector was accepted before its target's last one; times are in order, the demand is the one that was written."""
+    args = moment.args
+    times = [at_ns for at_ns in args["accepted_ns"] if at_ns]
+    assert moment.target is not None
+    assert 0 < min(times) <= max(times) <= args["began_ns"] <= moment.end_ns
+    entry = next(entry for entry in story.entries if entry.sequence == args["sequence"])
+    assert len(times) == sum(tokens > 0 for tokens in entry.tokens_A)
+    assert demand_crc(np.array(args["demand"], np.int32)) == entry.demand_crc
+    waited: bool = min(times) < max(times)
+    return waited
+
+
 def test_stories_reach_what_they_are_for() -> None:
     async def tell() -> None:
-        copies = shares = refusals = aborts = hot = 0
+        copies = shares = refusals = aborts = hot = waited = searches = 0
         for seed in range(12):
             story = Story(seed)
             await story.tell(12)
@@ -181,10 +202,15 @@ def test_stories_reach_what_they_are_for() -> None:
             refusals += story.refusals
             aborts += story.aborts
             hot += story.sides[0].hot is not None
+            searches += story.shape.policy == "afore-plus" and story.sides[0].hot is not None
             assert story.sides[1].hot is None
+            for moment in story.planned:
+                waited += check_planned(moment, story)
         assert min(copies, shares) > 20
         assert min(refusals, aborts) > 2
         assert hot > 6
+        assert waited > 6
+        assert searches > 2
 
     run_virtual(tell())
 

@@ -43,6 +43,6 @@ def test_92_layers_of_256_experts_on_128_workers_fit_64_megabytes() -> None:
         tracemalloc.stop()
     assert layers is not None
     assert len(layers) == len(cells.cells_L) == L
-    buffers = sum(buffer.nbytes + window.nbytes for buffer, window in layers) + sum(c.nbytes for c in cells.cells_L)
+    buffers = sum(layer.buffer.nbytes + layer.window.nbytes for layer in layers) + sum(c.nbytes for c in cells.cells_L)
     assert buffers == L * (4 * buffer_words(E, N, R, N) + M * N * R + 2 * 8 * N * R)
     assert buffers < allocated < MOST_BYTES

@@ -58,6 +58,7 @@ def test_never_worse_than_algorithm_1_on_random_sequences(batch: int) -> None:
                 plus.adopt(slots_NR)
             planner.buffer[:] = plus.buffer
             twin.buffer[:] = plus.buffer
+            assert twin.scratch is not None
             twin.scratch[:] = rng.integers(-9, 9, twin.scratch.size)  # nothing in it may matter
             before_NR = plus.slots_NR
             protected_NR, costs = situation.protected(), situation.costs()

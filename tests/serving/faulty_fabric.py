@@ -63,8 +63,14 @@ class FaultyFabric:
     def maps_memory(self) -> bool:
         return self._fabric.maps_memory
 
+    def node_of(self, address: str) -> str:
+        return self._fabric.node_of(address)
+
     def register(self, nbytes: int, *, label: str) -> Region:
         return self._fabric.register(nbytes, label=label)
+
+    def resolve(self, key: RegionKey) -> RegionKey:
+        return self._fabric.resolve(key)
 
     def map(self, key: RegionKey, *, writable: bool = False) -> MappedRegion:
         return self._fabric.map(key, writable=writable)

@@ -23,7 +23,8 @@ class Launcher:
     started: ClassVar[list[Launcher]] = []
     """Those of the running test, for its fixture to end."""
 
-    def __init__(self, *arguments: str, cwd: Path = ROOT) -> None:
+    def __init__(self, *arguments: str, cwd: Path = ROOT, prefix: Sequence[str] = ()) -> None:
+        """``prefix``: a command that runs another one, such as in another network."""
         self.cluster = f"t{os.getpid()}_{id(self) % 10_000_019}"
         named = (
             ()
@@ -36,7 +37,7 @@ class Launcher:
         # Several clusters of the tests run side by side: none may insist on the default port.
         port = () if any(a.startswith(("--port", "--serve", "--help")) for a in arguments) else ("--port", "0")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "afore.launch", *arguments, *named, *port],
+            [*prefix, sys.executable, "-m", "afore.launch", *arguments, *named, *port],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

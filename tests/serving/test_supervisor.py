@@ -23,7 +23,7 @@ async def with_server(program: str) -> Supervisor:
     import socket
 
     ours, theirs = socket.socketpair()
-    supervisor = Supervisor()
+    supervisor = Supervisor(RunConfig().policy)
     supervisor._process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, stdin=theirs.fileno(), start_new_session=True
     )

@@ -13,7 +13,8 @@ import pytest
 from afore.core.errors import AuthenticationFailed, ConfigError, PeerLost, TransportError, VersionMismatch, WireError
 from afore.transport.api import Lane
 from afore.transport.handshake import Hello, Identity, Purpose, admit, introduce, receive_hello
-from afore.transport.sockets import close_all, receive_exactly, require_same_user, send_all
+from afore.transport.sockets import close_all, receive_exactly, send_all
+from afore.transport.unix_sockets import require_same_user
 
 SECRET = b"the secret of this run, long enough"
 BOTH = frozenset(Purpose)

@@ -21,7 +21,8 @@ from afore.transport.api import Channel, Lane
 from afore.transport.greeter import Greeter
 from afore.transport.handshake import Identity, Purpose
 from afore.transport.shm import ShmConfig, ShmFabric, sweep_stale
-from afore.transport.sockets import connect_unix, receive_exactly
+from afore.transport.sockets import receive_exactly
+from afore.transport.unix_sockets import connect_unix
 
 T_US = 5e6
 Make = Callable[..., ShmFabric]
@@ -174,7 +175,7 @@ async def test_the_oldest_handshake_makes_room_for_the_newest(tmp_path: Path, tu
     async def nobody(*_: object) -> None:
         pytest.fail("nobody is proven")
 
-    greeter.listen(path, me, lambda: frozenset(Purpose), nobody)
+    greeter.listen(path, lambda _: me, lambda: frozenset(Purpose), nobody)
     silent = []
     for _ in range(7):
         silent.append(await connect_unix(path))
@@ -193,9 +194,10 @@ async def test_the_oldest_handshake_makes_room_for_the_newest(tmp_path: Path, tu
 @pytest.mark.processes
 def test_the_transport_needs_neither_torch_nor_numba() -> None:
     """Control tools and tests start quickly, and a machine without them can still say what is wrong."""
-    modules = ["afore.transport." + path.stem for path in (Path(__file__).parents[2] / "transport").glob("s*.py")]
+    modules = ["afore.transport." + path.stem for path in (Path(__file__).parents[2] / "transport").glob("[st]*.py")]
     modules += [
-        "afore.transport." + name for name in ("loopback", "publish", "channel", "greeter", "handshake", "queues")
+        "afore.transport." + name
+        for name in ("loopback", "publish", "channel", "endpoint", "greeter", "handshake", "queues")
     ]
     modules += [
         "tests.transport.conformance." + path.stem for path in (Path(__file__).parent / "conformance").glob("*.py")

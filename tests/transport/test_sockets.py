@@ -12,7 +12,7 @@ import pytest
 
 from afore.core.clock import deadline
 from afore.core.errors import ConfigError, DeadlineExceeded, HostError, PeerLost
-from afore.transport.sockets import UnixListener, connect_unix, somebody_listens
+from afore.transport.unix_sockets import UnixListener, connect_unix, somebody_listens
 
 
 class Guests:

@@ -26,14 +26,17 @@ from afore.core.trace import Span, Tracer
 from afore.models.emulated import emulated_spec
 from afore.scheduler.publisher import Publisher
 from afore.transport import bells
-from afore.transport.api import Channel, Lane, Link, Region, RegionKey
+from afore.transport.api import Channel, Lane, Link, RegionKey
 from afore.transport.crew import crew
 from afore.transport.feedback import FeedbackFlags, FeedbackReader, FeedbackRecord
 from afore.transport.layouts import layouts_for
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
 from afore.transport.ring import RingWriter
 from afore.transport.session import Directory, HubSession, RoleContext
-from afore.workers.ffn import Epoch, Worker, connect, open_worker
+from afore.workers.ffn import connect
+from afore.workers.ffn_epoch import Epoch
+from afore.workers.ffn_regions import BELLS, OwnRegions
+from afore.workers.ffn_worker import Worker, open_worker
 from afore.workers.ffn_world import FfnParts
 from tests.workers.ffn_parts import (
     EPOCH,
@@ -100,17 +103,20 @@ class Rig:
             **{(ATTENTION, side.rank): {"exchange": side.region.key} for side in self.attention},
         }
         contexts = [await self._context(rank) for rank in range(self.shape.ffn)]
-        bell_regions: list[Region] = []
+        endpoints = {member: next(iter(labels.values())).address for member, labels in keys.items()}
+        endpoints.update({(FFN, rank): ctx.fabric.address for rank, ctx in enumerate(contexts)})
+        members = [control.Member(role, rank, 0, endpoint) for (role, rank), endpoint in endpoints.items()]
+        owns: list[OwnRegions] = []
         for rank, ctx in enumerate(contexts):
             worker = open_worker(ctx, self.spec, make_parts(ctx), self._stack)
             list(worker.parts.load(worker.store))
-            bell_regions.append(ctx.fabric.register(64, label="bells"))
-            keys[FFN, rank] = {"bells": bell_regions[-1].key, "experts": worker.region.key}
+            owns.append(OwnRegions(ctx, self.spec, EPOCH, members, self._stack))
+            keys[FFN, rank] = {"bells": owns[-1].regions[BELLS].key, "experts": worker.region.key}
             self.workers.append(worker)
-        endpoints = {member: next(iter(labels.values())).address for member, labels in keys.items()}
-        for ctx, worker, bell_region in zip(contexts, self.workers, bell_regions, strict=True):
+        for ctx, worker, own in zip(contexts, self.workers, owns, strict=True):
             directory = Directory(EPOCH, endpoints, keys, ctx.fabric, TIMEOUT_US)
-            self.epochs.append(await connect(ctx, worker, bell_region, directory, self._stack))
+            self.epochs.append(await connect(ctx, worker, own, directory, self._stack))
+        bell_regions = [own.regions[BELLS] for own in owns]
         for fabric, doors in ((scheduler, self._doors), *((side.fabric, side.doors) for side in self.attention)):
             for rank, region in enumerate(bell_regions):
                 link = await fabric.connect(endpoints[FFN, rank], Lane.DEMAND, timeout_us=TIMEOUT_US)

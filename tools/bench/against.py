@@ -198,7 +198,7 @@ async def _calibrate(
 
 
 async def run_ours(
-    cluster: Cluster, prompts: Sequence[Sequence[int]], *, max_tokens: Sequence[int], ignore_eos: bool
+    cluster: Cluster, prompts: Sequence[str | Sequence[int]], *, max_tokens: Sequence[int], ignore_eos: bool
 ) -> Outcome:
     """All prompts submitted at once through the scripting API, with ``max_tokens`` of each; ends with the last token here.
 

@@ -25,7 +25,7 @@ class LocalCluster:
 @contextlib.asynccontextmanager
 async def local_cluster(config: RunConfig, clock: Clock) -> AsyncIterator[LocalCluster]:
     """Starts it and ends it with the block. Raises what ``Cluster.start`` raises."""
-    async with Supervisor() as supervisor:
+    async with Supervisor(config.policy) as supervisor:
         running = running_processes(config, clock, supervisor=supervisor)
         async with Cluster.over(running, config, clock) as cluster:
             yield LocalCluster(cluster=cluster, pids=dict(supervisor.pids))

@@ -26,13 +26,16 @@ from afore.tools.bench.planner_cores import (
     Driven,
     Driver,
     Prepared,
+    Run,
     build_driver,
+    one_at_a_time,
     planner_config,
     python_run,
 )
-from afore.tools.bench.planner_demand import Demands, drifting, recorded
-from afore.tools.bench.planner_public import PublicPlanner, check_public, find_public
+from afore.tools.bench.planner_demand import Demands, drifting
+from afore.tools.bench.planner_public import PublicPlanner, check_public, find_public, measure_public
 from afore.tools.bench.planner_report import PAPER_US, print_report
+from afore.tools.bench.planner_traces import Recorded, read_traces
 
 HIDDEN_US = 1e9
 """A window under which every copy hides: then only the tiles decide."""
@@ -82,21 +85,23 @@ def main(argv: Sequence[str]) -> int:
         for ep in options.ep
     ]
     notes: list[str] = []
+    traces = read_traces(Path(options.traces), seed=options.seed) if options.traces else None
     with tempfile.TemporaryDirectory(prefix="afore-bench-") as folder:
         driver: Driver | None = None
         try:
             driver = build_driver(Path(folder))
         except HostError as error:
             notes.append(f"no C++ build: {error}; cores are timed from Python, about a microsecond more a call")
-        cores = {name: core for name, make in CORES.items() if (core := make()) is not None}
-        public = find_public(options.public, Path(folder), notes) if options.public else []
-        results = [_measure(row, options, driver, cores, public) for row in rows]
+        cores = {name: make() for name, make in CORES.items()}
+        public = find_public(options.public, Path(options.wheels or folder), notes) if options.public else []
+        results = [_measure(row, options, driver, cores, public, traces, notes) for row in rows]
     report = {
         "benchmark": "planner",
-        "experts": options.experts,
+        "experts": options.experts if traces is None else traces.experts,
         "top_k": options.top_k,
         "tile_tokens": options.tile_tokens,
-        "demand": f"recorded: {options.traces}" if options.traces else f"drifting, seed {options.seed}",
+        "demand": f"drifting, seed {options.seed}" if traces is None else traces.text,
+        "in_flight": options.in_flight,
         "rounds": options.rounds,
         "targets_per_round": options.targets,
         "rows": results,
@@ -115,27 +120,30 @@ def _measure(
     driver: Driver | None,
     cores: dict[str, CoreSpec],
     public: Sequence[PublicPlanner],
+    traces: Recorded | None,
+    notes: list[str],
 ) -> dict[str, Any]:
     """One setting: warm-up, then rounds in which everybody plans the same targets, in turn."""
     total = (options.rounds + 1) * options.targets
     demand_TE: Demands
-    if options.traces:
-        demand_TE = recorded(Path(options.traces), tokens=row.tokens, targets=total)
+    pairs = row.tokens * options.top_k
+    if traces is not None:
+        demand_TE = traces.demands(pairs=pairs, targets=total, seed=options.seed)
     else:
-        demand_TE = drifting(
-            num_experts=options.experts, pairs=row.tokens * options.top_k, targets=total, seed=options.seed
-        )
+        demand_TE = drifting(num_experts=options.experts, pairs=pairs, targets=total, seed=options.seed)
     config, primaries_E = planner_config(demand_TE.shape[1], row.ep, row.slots, options.tile_tokens)
     costs = Costs(tile_us=20.0, copy_us=options.copy_us, window_us=options.window_us)
     contestants = {
         name: _Contestant(core, core.prepare(config, primaries_E), np.zeros(row.ep * row.slots, np.bool_), [])
         for name, core in {**cores, **({CXX: driver.core} if driver else {})}.items()
     }
+    run: Run = driver.run if driver else python_run
+    if options.in_flight == 0:
+        run = one_at_a_time(run)
     for round_ in range(options.rounds + 1):
         part_TE = demand_TE[round_ * options.targets : (round_ + 1) * options.targets]
         for name in turns(list(contestants), round_):
             one = contestants[name]
-            run = driver.run if driver else python_run
             driven = run(one.core, one.prepared, one.guarded, part_TE, costs)
             if round_:
                 one.rounds.append(driven)
@@ -147,7 +155,7 @@ def _measure(
         "paper_us": PAPER_US.get(row.ep),
         "static": _quality_of_static(measured, primaries_E, row.ep, options.tile_tokens),
         "cores": {name: _figures(one.rounds, row.ep) for name, one in contestants.items()},
-        "public": {planner.name: planner.measure(measured, config) for planner in public},
+        "public": measure_public(public, measured, config, notes),
     }
     if CXX in contestants and "afore" in contestants:
         ours, theirs = contestants["afore"], contestants[CXX]
@@ -215,10 +223,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--tile-tokens", type=int, default=64, help="M_tile (64)")
     add("--copy-us", type=float, default=130.0, help="microseconds of a copy (130)")
     add("--window-us", type=float, default=HIDDEN_US, help="window that hides copies (all of them)")
+    add("--in-flight", type=int, choices=(0, 1), default=1, help="targets whose slots are guarded: M - 1 (1)")
     add("--rounds", type=int, default=12, help="interleaved rounds (12)")
     add("--targets", type=int, default=100, help="targets of a round (100)")
     add("--seed", type=int, default=1, help="of generated demand (1)")
-    add("--traces", default="", metavar="DIR", help="take demand from recorded routing (.npz with ids [tokens, L, K])")
+    add(
+        "--traces",
+        default="",
+        metavar="PATH",
+        help="take demand from recorded routing, brought to the paper's skew: an .npz, or a folder with some",
+    )
     add(
         "--public",
         nargs="?",
@@ -226,6 +240,12 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         metavar="NAME,…",
         help="also run public planners out of their wheels, downloaded without dependencies: sglang (default), vllm (large)",
+    )
+    add(
+        "--wheels",
+        default="",
+        metavar="DIR",
+        help="look there for their wheels first, and keep there what is downloaded",
     )
     add("--json", default="", metavar="FILE", help="write everything there")
     return parser

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
+import dataclasses
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 import afore.scheduler
 from afore.core.errors import HostError
 from afore.core.slots import contiguous_primaries
+from afore.scheduler.core_numba import compile_planner, plan_core
 from afore.scheduler.costs import Costs
 from afore.scheduler.plan import PlannerConfig
 from afore.scheduler.planner import Planner
+from afore.scheduler.plus_planner import PlusPlanner
 
 CXX: Final = "c++"
 """Name of the C++ build among the cores."""
@@ -66,13 +68,20 @@ class Driven:
     total_tiles: NDArray[np.int64]
 
 
+Run = Callable[[CoreSpec, Prepared, NDArray[np.bool_], NDArray[np.int64], Costs], Driven]
+
+
 def _no_scratch(config: PlannerConfig, primaries_E: NDArray[np.int32]) -> Prepared:
     return Prepared(Planner(config, primaries_E).buffer, np.zeros(1, np.int32))
 
 
-def _afore() -> CoreSpec:
-    from afore.scheduler.core_numba import compile_planner, plan_core
+def _with_scratch(config: PlannerConfig, primaries_E: NDArray[np.int32]) -> Prepared:
+    made = PlusPlanner(config, primaries_E)
+    assert made.scratch is not None
+    return Prepared(made.buffer, made.scratch)
 
+
+def _afore() -> CoreSpec:
     compile_planner()
 
     @cfunc(_SIGNATURE)
@@ -81,6 +90,7 @@ def _afore() -> CoreSpec:
     ):
         return plan_core(
             carray(buffer, (buffer_words,)),
+            None,
             carray(demand, (experts,)),
             carray(guarded, (cells,)),
             tile_us,
@@ -91,19 +101,14 @@ def _afore() -> CoreSpec:
     return CoreSpec(_no_scratch, call, call.address)
 
 
-def _afore_plus() -> CoreSpec | None:
-    if importlib.util.find_spec("afore.scheduler.plus_core") is None:
-        return None
-    core: Any = importlib.import_module("afore.scheduler.plus_core")
-    planner: Any = importlib.import_module("afore.scheduler.plus_planner")
-    core.compile_plus()
-    plan_plus = core.plan_plus_core
+def _afore_plus() -> CoreSpec:
+    compile_planner(search=True)
 
     @cfunc(_SIGNATURE)
     def call(  # type: ignore[no-untyped-def]  # numba infers
         buffer, buffer_words, scratch, scratch_words, demand, experts, guarded, cells, tile_us, copy_us, window_us
     ):
-        return plan_plus(
+        return plan_core(
             carray(buffer, (buffer_words,)),
             carray(scratch, (scratch_words,)),
             carray(demand, (experts,)),
@@ -113,17 +118,11 @@ def _afore_plus() -> CoreSpec | None:
             window_us,
         )
 
-    def prepare(config: PlannerConfig, primaries_E: NDArray[np.int32]) -> Prepared:
-        made = planner.PlusPlanner(config, primaries_E)
-        return Prepared(made.buffer, made.scratch)
-
-    return CoreSpec(prepare, call, call.address)
+    return CoreSpec(_with_scratch, call, call.address)
 
 
-CORES: Final[Mapping[str, Callable[[], CoreSpec | None]]] = MappingProxyType(
-    {"afore": _afore, "afore-plus": _afore_plus}
-)
-"""Name → how it is made; None where this version has none. A core more is an entry more."""
+CORES: Final[Mapping[str, Callable[[], CoreSpec]]] = MappingProxyType({"afore": _afore, "afore-plus": _afore_plus})
+"""Name → how it is made. A core more is an entry more."""
 
 
 class Driver:
@@ -211,6 +210,23 @@ def python_run(
         driven.total_tiles[t] = prepared.buffer[H_TOTAL_TILES]
         guarded[:] = used != 0
     return driven
+
+
+def one_at_a_time(run: Run) -> Run:
+    """As ``run``, with no target in flight when the next is planned: no slot is guarded."""
+
+    def alone(
+        core: CoreSpec, prepared: Prepared, guarded: NDArray[np.bool_], demand_TE: NDArray[np.int64], costs: Costs
+    ) -> Driven:
+        runs = []
+        for t in range(len(demand_TE)):
+            guarded[:] = False
+            runs.append(run(core, prepared, guarded, demand_TE[t : t + 1], costs))
+        return Driven(
+            *(np.concatenate([getattr(one, field.name) for one in runs]) for field in dataclasses.fields(Driven))
+        )
+
+    return alone
 
 
 def planner_config(num_experts: int, num_workers: int, slots: int, tile_tokens: int) -> tuple[PlannerConfig, Any]:

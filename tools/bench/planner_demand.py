@@ -1,13 +1,10 @@
-"""Demand for the planner's bench: drifting and skewed to a stated imbalance, seeded; or windows of recorded routing."""
+"""Generated demand for the planner's bench: drifting and skewed to a stated imbalance, seeded."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from afore.core.errors import ConfigError
 from afore.core.slots import contiguous_primaries
 
 Demands = NDArray[np.int64]
@@ -44,29 +41,3 @@ def static_imbalance(demand_TE: NDArray[np.float64] | Demands, num_workers: int)
     for e, w in enumerate(primaries_E):
         loads[:, w] += demand_TE[:, e]
     return float((loads.max(axis=1) / np.maximum(loads.mean(axis=1), 1e-9)).mean())
-
-
-def recorded(folder: Path, *, tokens: int, targets: int) -> Demands:
-    """Windows of ``tokens`` consecutive tokens of the per-token routing in ``folder`` (``*.npz`` with ``ids`` [tokens, L, K]).
-
-    One layer after the other, each window an eighth further on. Raises ``ConfigError`` where there is none.
-    """
-    found: list[NDArray[np.int64]] = []
-    for path in sorted(folder.rglob("*.npz")):
-        with np.load(path) as archive:
-            if "ids" not in archive or archive["ids"].ndim != 3:
-                continue
-            ids = archive["ids"].astype(np.int64)
-        experts = int(ids.max()) + 1
-        experts = 1 << (experts - 1).bit_length()
-        for layer in range(ids.shape[1]):
-            for begin in range(0, max(1, len(ids) - tokens + 1), max(1, tokens // 8)):
-                window = ids[begin : begin + tokens, layer].reshape(-1)
-                found.append(np.bincount(window, minlength=experts))
-            if len(found) >= targets:
-                return np.array(found[:targets])
-    if not found:
-        raise ConfigError(
-            "--traces", f"{folder} has no .npz with ids [tokens, layers, K]", "give a folder with routing"
-        )
-    return np.array([found[i % len(found)] for i in range(targets)])

@@ -35,6 +35,8 @@ class _Source:
     """Where the algorithm has been in the wheel, newest first."""
     function: str
     """Dotted, in its module."""
+    about_mb: int
+    """Size of a recent wheel."""
 
 
 _SOURCES: Final = {
@@ -42,11 +44,13 @@ _SOURCES: Final = {
         package="sglang",
         files=("sglang/srt/eplb/eplb_algorithms/deepseek.py", "sglang/srt/managers/deepseek_eplb.py"),
         function="rebalance_experts",
+        about_mb=40,
     ),
     "vllm": _Source(
         package="vllm",
         files=("vllm/distributed/eplb/policy/default.py", "vllm/distributed/eplb/rebalance_algo.py"),
         function="DefaultEplbPolicy.rebalance_experts",
+        about_mb=340,
     ),
 }
 
@@ -108,35 +112,64 @@ def check_public(names: str) -> None:
 
 
 def find_public(names: str, folder: Path, notes: list[str]) -> list[PublicPlanner]:
-    """Those of ``names`` (comma-separated) that could be had; a note for each that could not."""
+    """Those of ``names`` (comma-separated) that could be had; a note for each, or why it could not.
+
+    A wheel that lies in ``folder`` is taken; one that does not is downloaded into it.
+    """
     found = []
-    for name in names.split(","):
+    for name in dict.fromkeys(filter(None, names.split(","))):
         source = _SOURCES[name]
         try:
-            found.append(_load(name, source, folder))
-        except (OSError, subprocess.SubprocessError, LookupError, ImportError, AttributeError, SyntaxError) as error:
+            wheel = _wheel(source, folder)
+            planner = _load(name, source, wheel)
+        except Exception as error:  # others' packages and others' code: whatever goes wrong there costs this row only
             notes.append(f"{name}'s planner could not be had: {type(error).__name__}: {str(error)[:200]}")
+        else:
+            notes.append(f"{planner.name}: out of {wheel.name} ({wheel.stat().st_size / 1e6:.0f} MB)")
+            found.append(planner)
     return found
 
 
-def _load(name: str, source: _Source, folder: Path) -> PublicPlanner:
-    target = folder / name
-    command: Sequence[str] = (
-        *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"),
-        *("--dest", str(target), source.package),
-    )
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
-    if done.returncode != 0:
-        raise OSError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "pip download failed")
-    wheel = next(target.glob("*.whl"))
+def measure_public(
+    planners: Sequence[PublicPlanner], demand_TE: NDArray[np.int64], config: PlannerConfig, notes: list[str]
+) -> dict[str, Any]:
+    """Each one's figures; a note where one cannot plan this setting."""
+    found = {}
+    for planner in planners:
+        try:
+            found[planner.name] = planner.measure(demand_TE, config)
+        except Exception as error:  # as above
+            where = f"EP {config.num_workers}, R {int(config.slots_N.max())}"
+            notes.append(f"{planner.name} did not plan {where}: {type(error).__name__}: {str(error)[:200]}")
+    return found
+
+
+def _wheel(source: _Source, folder: Path) -> Path:
+    """The newest wheel of the package in ``folder``, downloaded if none is there."""
+    pattern = f"{source.package}-*.whl"
+    if not any(folder.glob(pattern)):
+        folder.mkdir(parents=True, exist_ok=True)
+        print(f"bench: downloading {source.package} (about {source.about_mb} MB) …", file=sys.stderr, flush=True)
+        command = (
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"),
+            *("--dest", str(folder), source.package),
+        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
+        if done.returncode != 0:
+            raise OSError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "pip download failed")
+    return max(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns)
+
+
+def _load(name: str, source: _Source, wheel: Path) -> PublicPlanner:
     with zipfile.ZipFile(wheel) as archive:
         present = set(archive.namelist())
         path = next((file for file in source.files if file in present), None)
         if path is None:
             raise LookupError(f"{wheel.name} has its planner somewhere else")
         text = archive.read(path).decode()
-    module = types.ModuleType(f"public_{name}")
+    module = types.ModuleType(path.removesuffix(".py").replace("/", "."))
     module.__dict__["__file__"] = f"{wheel.name}/{path}"
+    module.__dict__["__package__"] = module.__name__.rpartition(".")[0]
     with _stand_ins(source.package):
         exec(compile(text, f"{wheel.name}/{path}", "exec"), module.__dict__)
     function: Any = module

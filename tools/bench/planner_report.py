@@ -58,8 +58,13 @@ def print_report(report: Mapping[str, Any]) -> None:
             "afore and the C++ build left bit-identical state in "
             + ("every row" if all(checked) else f"{sum(checked)} of {len(checked)} rows: one of them is wrong")
         )
+    for name in dict.fromkeys(name for row in report["rows"] for name in row["cores"]):
+        met = [row["cores"][name]["median_us"] < row["paper_us"] for row in report["rows"] if row["paper_us"]]
+        if met:
+            console.print(f"{name}: median below the paper's in {sum(met)} of {len(met)} rows")
     console.print(
-        f"demand: {report['demand']}; {report['rounds']} interleaved rounds of {report['targets_per_round']} targets"
+        f"demand: {report['demand']}; {report['rounds']} interleaved rounds of {report['targets_per_round']} targets, "
+        f"slots of {report['in_flight']} in flight guarded"
     )
     for note in report["notes"]:
         console.print(f"note: {note}")

@@ -9,14 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from afore.core.plan import PlanEntry
 from afore.core.target import Target
 from afore.transport import bells
-from afore.transport.api import Link, MappedRegion, RegionKey
-from afore.transport.exchange import ExchangeLayout, InputReader, Inputs, ReplyBuffer
+from afore.transport.api import Link, RegionKey
+from afore.transport.exchange import ExchangeLayout, Inputs, ReplyBuffer
 from afore.workers.device.base import Stream, Work
 from afore.workers.staging import Staging
+
+
+class InputSource(Protocol):
+    """One attention worker's input slots: ``exchange.InputReader`` on its node, ``input_mirror.MirrorReader`` on others."""
+
+    def holds(self, microbatch: int) -> Target | None:
+        """The target whose inputs the slot holds."""
+        ...
+
+    def read(self, microbatch: int, target: Target) -> Inputs | None:
+        """Views hidden [T, D], ids [T, K], weights [T, K] once the slot holds ``target``; valid until this worker replies."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +40,8 @@ class AttentionPeer:
     """DATA lane."""
     key: RegionKey
     """Its exchange region."""
-    mapped: MappedRegion
-    """The same region, mapped."""
+    inputs: InputSource
+    """Its input slots, as this worker reads them."""
 
 
 class SharedGroup:
@@ -41,7 +54,7 @@ class SharedGroup:
         self._layout = layout
         self._peers_A = tuple(peers_A)
         self._timeout_us = timeout_us
-        self._readers_A = [InputReader(peer.mapped.buffer, layout, epoch) for peer in peers_A]
+        self._readers_A = [peer.inputs for peer in peers_A]
         self._reply_offsets_M = [layout.reply_offset(m, rank) for m in range(layout.num_microbatches)]
         self._replies_MA = [[ReplyBuffer(layout, rank, epoch) for _ in peers_A] for _ in range(layout.num_microbatches)]
 

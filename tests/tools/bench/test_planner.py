@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from afore.core.errors import ConfigError, HostError
+from afore.scheduler.costs import Costs
+from afore.scheduler.planner import Planner
+from afore.scheduler.plus_planner import PlusPlanner
 from afore.tools.bench import planner
-from afore.tools.bench.planner_cores import CORES, Driver, build_driver, python_run
-from afore.tools.bench.planner_demand import STATIC_IMBALANCE, drifting, recorded, static_imbalance
+from afore.tools.bench.planner_cores import CORES, Driver, build_driver, one_at_a_time, planner_config, python_run
+from afore.tools.bench.planner_demand import STATIC_IMBALANCE, drifting, static_imbalance
 from tests.scheduler.plan_cases import Situation
 
 
@@ -31,22 +34,9 @@ def test_generated_demand_is_repeatable_and_as_skewed_as_stated() -> None:
     assert not np.array_equal(first, drifting(num_experts=128, pairs=16384, targets=60, seed=4))
 
 
-def test_recorded_demand_counts_windows_of_tokens(tmp_path: Path) -> None:
-    ids = np.zeros((32, 1, 2), np.uint8)
-    ids[16:, 0, 1] = 3
-    np.savez(tmp_path / "run.npz", ids=ids)
-    demand_TE = recorded(tmp_path, tokens=16, targets=20)
-    assert demand_TE.shape == (20, 4)
-    assert demand_TE[0].tolist() == [32, 0, 0, 0]
-    assert demand_TE[8].tolist() == [16, 0, 0, 16]
-    with pytest.raises(ConfigError, match="--traces"):
-        recorded(tmp_path / "nothing", tokens=16, targets=2)
-
-
 @pytest.mark.slow
 def test_the_cpp_build_equals_the_core_bit_for_bit(driver: Driver) -> None:
     core = CORES["afore"]()
-    assert core is not None
     for seed in range(150):
         situation = Situation.random(np.random.default_rng(seed))
         config, primaries_E = situation.config, situation.primaries_E
@@ -81,7 +71,29 @@ def test_a_run_reports_every_core_and_its_ratio(
         assert ours["median_us"] > 0
         assert ours["tile_imbalance"] == theirs["tile_imbalance"] <= row["static"]["tile_imbalance"]
         assert ours["ratio"]["min"] <= ours["ratio"]["median"] <= ours["ratio"]["max"]
-    assert "bit-identical" in capsys.readouterr().out
+        plus = row["cores"]["afore-plus"]
+        assert 0 < plus["median_us"] <= plus["p99_us"]
+    printed = capsys.readouterr().out
+    assert "bit-identical" in printed
+    assert "afore-plus: median below the paper's in" in printed
+
+
+def test_with_nothing_in_flight_no_slot_is_guarded() -> None:
+    """Each target may rebind what the last one used, and is planned as by a planner that guards nothing."""
+    config, primaries_E = planner_config(16, 4, 1, 8)
+    demand_TE = drifting(num_experts=16, pairs=512, targets=30, seed=5)
+    costs = Costs(tile_us=20.0, copy_us=0.0, window_us=0.0)
+    found = {}
+    for name in ("afore", "afore-plus"):
+        core = CORES[name]()
+        for in_flight, run in ((0, one_at_a_time(python_run)), (1, python_run)):
+            guarded = np.zeros(4, np.bool_)
+            found[name, in_flight] = run(core, core.prepare(config, primaries_E), guarded, demand_TE, costs).max_tiles
+        planner_ = {"afore": Planner, "afore-plus": PlusPlanner}[name](config, primaries_E)
+        alone = [planner_.plan(demand_E, costs=costs).max_tiles for demand_E in demand_TE]
+        assert found[name, 0].tolist() == alone
+    assert found["afore-plus", 0].sum() < found["afore", 0].sum()
+    assert found["afore-plus", 0].sum() < found["afore-plus", 1].sum()
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from afore.core.errors import RegionRevoked
 from afore.transport.api import Fabric, Lane, Link, Notification, Region
+from tests.transport.conformance.worlds import World
 
 TIMEOUT_US = 20e6
 """Never reached where things work."""
@@ -44,6 +46,14 @@ async def raises_soon(error: type[Exception], attempt: Callable[[], Awaitable[ob
             return caught
         await asyncio.sleep(0)
     pytest.fail(f"{error.__name__} did not come")
+
+
+async def revoked_soon(world: World, attempt: Callable[[], Awaitable[object]]) -> None:
+    """``attempt`` raises ``RegionRevoked``: at once, or where news travel once they have come."""
+    if world.tells_late:
+        await raises_soon(RegionRevoked, attempt)
+    with pytest.raises(RegionRevoked, match="closed"):
+        await attempt()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -17,6 +17,7 @@ from typing import Any, cast
 from afore.core.errors import AforeError
 from afore.transport.api import Channel, Fabric, Lane, Link, Region, RegionKey
 from afore.transport.shm import ShmConfig, ShmFabric
+from afore.transport.tcp import TcpConfig, TcpFabric
 
 ROOT = Path(__file__).parents[3]
 COMMAND_TIMEOUT_S = 30
@@ -169,8 +170,17 @@ class _Stage:
 def make_fabric(spec: dict[str, Any]) -> Fabric:
     """The endpoint that a world's ``puppet_spec`` describes."""
     kind = spec.pop("fabric")
-    assert kind == "shm", f"no puppet for {kind}"
-    return ShmFabric(ShmConfig(**spec | {"secret": bytes.fromhex(spec["secret"])}))
+    options = spec | {"secret": bytes.fromhex(spec["secret"])}
+    if kind == "shm":
+        return ShmFabric(ShmConfig(**options))
+    if kind == "verbs":
+        # Only where there is a device is the fabric worth its import.
+        from afore.transport.verbs.config import VerbsConfig
+        from afore.transport.verbs.fabric import VerbsFabric
+
+        return VerbsFabric(VerbsConfig(**options))
+    assert kind == "tcp", f"no puppet for {kind}"
+    return TcpFabric(TcpConfig(**options))
 
 
 async def _perform(spec: dict[str, Any]) -> None:

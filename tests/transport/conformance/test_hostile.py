@@ -200,10 +200,17 @@ async def test_a_stream_cut_inside_a_message_is_peer_lost(stream_world: StreamWo
 async def test_bytes_over_a_link_s_connection_end_that_link_only(stream_world: StreamWorld) -> None:
     echo = await Echo(stream_world).start()
     sock = await stream_world.stranger(echo.fabric.address)
+    reply_bytes, max_fds = stream_world.link_terms
     _, fds = await introduce(
-        sock, stream_world.identity(), Purpose.LINK, Lane.DATA, peer="listener", reply_bytes=4, max_fds=3
+        sock,
+        stream_world.identity(),
+        Purpose.LINK,
+        Lane.DATA,
+        peer="listener",
+        reply_bytes=reply_bytes,
+        max_fds=max_fds,
     )
     close_all(fds)
-    await send_all(sock, b"!", "listener")
+    await send_all(sock, b"!" * 100, "listener")
     await ended_by_listener(sock)
     await echo.still_serves()

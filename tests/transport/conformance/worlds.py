@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from contextlib import suppress
 from typing import Any, Protocol
 
 from afore.core.clock import LoopClock
@@ -12,12 +13,17 @@ from afore.transport.api import Fabric
 from afore.transport.handshake import Identity
 from afore.transport.loopback import LoopbackFabric, LoopbackFaults, LoopbackNetwork
 from afore.transport.shm import ShmConfig, ShmFabric
-from afore.transport.sockets import connect_unix
+from afore.transport.tcp import TcpConfig, TcpFabric
+from afore.transport.tcp_sockets import TcpTuning, connect_tcp
+from afore.transport.unix_sockets import connect_unix
+from tests.transport.conformance.weather import Weather
 
 CREDITS = 64
 """Notifications that a link of every world carries before its writer has to wait."""
 MESSAGE_LIMIT = 1 << 20
 HASTY_US = 1e6
+LISTENING = "0A"
+"""The state in /proc/net/tcp."""
 
 
 class World(Protocol):
@@ -25,10 +31,16 @@ class World(Protocol):
 
     loops: tuple[str, ...]
     """Event loops that it works under."""
+    networked: bool
+    """Whether bytes cross a network: then it is a ``NetworkWorld``."""
     streams: bool
     """Whether its endpoints listen on sockets: then it is a ``StreamWorld``."""
     bulk: int
     """How many notifications a flood has here."""
+    maps: bool
+    """Whether endpoints map each other's memory."""
+    tells_late: bool
+    """Whether an owner's news travel: a writer then hears of a closed region a little later."""
 
     def fabric(self, label: str) -> Fabric:
         """A new endpoint."""
@@ -36,6 +48,10 @@ class World(Protocol):
 
     def channel_address(self, name: str) -> str:
         """Where a listener of that name listens."""
+        ...
+
+    def nowhere(self) -> str:
+        """An endpoint's address at which nobody ever was."""
         ...
 
     def residue(self) -> list[str]:
@@ -47,6 +63,9 @@ class World(Protocol):
 
 class StreamWorld(World, Protocol):
     """A world whose endpoints listen on sockets, where other processes and strangers come in."""
+
+    link_terms: tuple[int, int]
+    """Bytes and descriptors that an owner gives at the end of a link's handshake."""
 
     def puppet_spec(self, label: str) -> dict[str, Any]:
         """What a puppet needs to make an endpoint of this world."""
@@ -73,12 +92,23 @@ class StreamWorld(World, Protocol):
         ...
 
 
+class NetworkWorld(StreamWorld, Protocol):
+    """A world whose bytes cross a network, where weather happens to them."""
+
+    def behind(self, weather: Weather, label: str) -> Fabric:
+        """An endpoint whose peers reach it through ``weather`` only."""
+        ...
+
+
 class LoopbackWorld:
     """Everything inline."""
 
     loops: tuple[str, ...] = ("asyncio", "uvloop", "virtual")
     streams = False
+    networked = False
     bulk = 100_000
+    maps = True
+    tells_late = False
 
     def __init__(self) -> None:
         self.network = self.make_network()
@@ -94,6 +124,9 @@ class LoopbackWorld:
 
     def channel_address(self, name: str) -> str:
         return name
+
+    def nowhere(self) -> str:
+        return "nowhere"
 
     def residue(self) -> list[str]:
         return sorted(self.network.endpoints) + sorted(self.network.listeners)
@@ -119,7 +152,11 @@ class ShmWorld:
 
     loops: tuple[str, ...] = ("asyncio", "uvloop")
     streams = True
+    networked = False
     bulk = 100_000
+    maps = True
+    tells_late = False
+    link_terms = (4, 3)
 
     def __init__(self) -> None:
         self.run_id = f"test{secrets.token_hex(6)}"
@@ -166,6 +203,9 @@ class ShmWorld:
     def channel_address(self, name: str) -> str:
         return f"{self.config(name).run_directory}/{name}"
 
+    def nowhere(self) -> str:
+        return self.channel_address("nowhere")
+
     def puppet_spec(self, label: str) -> dict[str, Any]:
         return {
             "fabric": "shm",
@@ -182,3 +222,91 @@ class ShmWorld:
     async def close(self) -> None:
         for fabric in self._fabrics:
             await fabric.close()
+
+
+class TcpWorld:
+    """Sockets of the loopback interface."""
+
+    loops: tuple[str, ...] = ("asyncio", "uvloop")
+    streams = True
+    networked = True
+    bulk = 10_000
+    maps = False
+    tells_late = True
+    link_terms = (4, 0)
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+        self._fabrics: list[TcpFabric] = []
+        self._reserved: dict[str, socket.socket] = {}
+
+    def config(self, label: str, **changes: Any) -> TcpConfig:
+        options: dict[str, Any] = {
+            "secret": self._secret,
+            "label": label,
+            "credits": CREDITS,
+            "message_limit": MESSAGE_LIMIT,
+            "handshake_timeout_us": 20e6,
+        }
+        return TcpConfig(**options | {key: value for key, value in changes.items() if value is not None})
+
+    def make(self, label: str, **changes: Any) -> TcpFabric:
+        """An endpoint with another configuration."""
+        fabric = TcpFabric(self.config(label, **changes))
+        self._fabrics.append(fabric)
+        return fabric
+
+    def fabric(self, label: str) -> TcpFabric:
+        return self.make(label)
+
+    def behind(self, weather: Weather, label: str) -> TcpFabric:
+        fabric = self.make(label, advertise=weather.address)
+        weather.target = fabric.listens_at
+        return fabric
+
+    def hasty_fabric(self) -> Fabric:
+        return self.make("hasty", handshake_timeout_us=HASTY_US)
+
+    def odd_fabric(self, *, secret: bytes | None = None, version: int | None = None) -> Fabric:
+        return self.make("odd", secret=secret, version=version)
+
+    def identity(self, *, secret: bytes | None = None, version: int | None = None) -> Identity:
+        config = self.config("stranger", secret=secret, version=version)
+        return Identity(address="stranger", secret=config.shared_secret, version=config.version)
+
+    def refusals(self, fabric: Fabric) -> dict[str, int]:
+        assert isinstance(fabric, TcpFabric)
+        return dict(fabric.refusals)
+
+    async def stranger(self, address: str) -> socket.socket:
+        return await connect_tcp(address, TcpTuning())
+
+    def channel_address(self, name: str) -> str:
+        if name not in self._reserved:
+            # Bound and never listening: the kernel gives the port to nobody else, and whoever asks for it by number may listen.
+            reserved = socket.socket()
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(("127.0.0.1", 0))
+            self._reserved[name] = reserved
+        return f"127.0.0.1:{self._reserved[name].getsockname()[1]}"
+
+    def nowhere(self) -> str:
+        return self.channel_address("nowhere")
+
+    def puppet_spec(self, label: str) -> dict[str, Any]:
+        return {"fabric": "tcp", "secret": self._secret.hex(), "label": label, "credits": CREDITS}
+
+    def residue(self) -> list[str]:
+        mine = set()
+        for fd in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                mine.add(os.readlink(f"/proc/self/fd/{fd}"))
+        with open("/proc/net/tcp") as file:
+            rows = [line.split() for line in file][1:]
+        return [f"listens at {row[1]}" for row in rows if row[3] == LISTENING and f"socket:[{row[9]}]" in mine]
+
+    async def close(self) -> None:
+        for fabric in self._fabrics:
+            await fabric.close()
+        for reserved in self._reserved.values():
+            reserved.close()

@@ -1,0 +1,229 @@
+"""Peers that are killed at every step of what they do, and a survivor that is counted afterwards.
+
+    python -m tests.transport.conformance.kills --fabric tcp --count 200
+
+A victim is a process that meets the survivor, writes, is written to, closes a region and leaves. It counts the lines of
+``afore.transport`` that it executes, and kills itself (SIGKILL) at a given one: so every step of a handshake, of a write and of an
+end has its turn, also those between two system calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import multiprocessing
+import multiprocessing.context
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from afore.core.errors import TransportError
+from afore.transport.api import Channel, Lane, Region, RegionKey
+from afore.transport.shm import sweep_stale
+from tests.transport.conformance.puppet import make_fabric, plain_key
+from tests.transport.conformance.worlds import ShmWorld, StreamWorld, TcpWorld
+
+MODULE = "tests.transport.conformance.kills"
+WORLDS: dict[str, type[ShmWorld] | type[TcpWorld]] = {"shm": ShmWorld, "tcp": TcpWorld}
+TRANSPORT = f"{os.sep}afore{os.sep}transport{os.sep}"
+WRITES = 6
+WORD = 8
+STEP_US = 5e6
+"""For one step of a life; a dead peer is noticed long before."""
+NEVER = 1 << 40
+
+
+class Doom:
+    """Kills this process at the ``at``-th line of the transport."""
+
+    def __init__(self, at: int) -> None:
+        self.lines = 0
+        self._at = at
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        return self._line if TRANSPORT in frame.f_code.co_filename else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            self.lines += 1
+            if self.lines == self._at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self._line
+
+
+async def _life(spec: dict[str, Any], survivor: str, hub: str, key: RegionKey) -> None:
+    fabric = make_fabric(spec)
+    region = fabric.register(4096, label="victim")
+    link = await fabric.connect(survivor, Lane.DATA, timeout_us=STEP_US)
+    channel = await fabric.dial(hub, timeout_us=STEP_US)
+    await channel.send({"endpoint": fabric.address, "key": plain_key(region.key)}, timeout_us=STEP_US)
+    for number in range(WRITES):
+        await link.write(key, number * WORD, number.to_bytes(WORD, "little"), notify=number, timeout_us=STEP_US)
+    await region.notified(timeout_us=STEP_US)
+    region.close()
+    await link.close()
+    await channel.close()
+    await fabric.close()
+
+
+def live(doom_at: int, lines: Any, *life: Any) -> None:
+    """What a victim's process runs; ``lines`` gets how many lines it lived, if it lived to the end."""
+    doom = Doom(doom_at)
+    sys.settrace(doom)
+    try:
+        asyncio.run(_life(*life))
+    finally:
+        sys.settrace(None)
+    lines.value = doom.lines
+
+
+@dataclass
+class Survivor:
+    """The side that goes on."""
+
+    world: StreamWorld
+    context: multiprocessing.context.ForkServerContext = field(init=False)
+    errors: Counter[str] = field(default_factory=Counter)
+    """What its operations ended with, by name."""
+    kills: int = 0
+
+    def __post_init__(self) -> None:
+        self.fabric = self.world.fabric("survivor")
+        self.hub = self.world.channel_address("hub")
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload([MODULE])
+
+    async def start(self) -> None:
+        await self.fabric.listen(self.hub, self._meet)
+
+    async def _meet(self, channel: Channel) -> None:
+        """Whoever comes is connected back to and written to, until it leaves or dies."""
+        try:
+            said: dict[str, Any] = await channel.receive(timeout_us=STEP_US)
+            key = RegionKey(**said["key"])
+            link = await self.fabric.connect(said["endpoint"], Lane.DEMAND, timeout_us=STEP_US)
+            try:
+                for number in range(WRITES):
+                    await link.write(key, 0, b"survivor", notify=number, timeout_us=STEP_US)
+                await channel.receive(timeout_us=STEP_US)
+            finally:
+                await link.close()
+        except Exception as error:
+            self.errors[type(error).__name__] += 1
+        finally:
+            await channel.close()
+
+    async def outlive(self, label: str, doom_at: int) -> int:
+        """One victim's life. Returns the lines that it lived, 0 if it was killed. What arrived of its writes must be right."""
+        region = self.fabric.register(WRITES * WORD, label="survivor")
+        lines = self.context.Value("q", 0)
+        life = (self.world.puppet_spec(label), self.fabric.address, self.hub, region.key)
+        process = self.context.Process(target=live, args=(doom_at, lines, *life))
+        process.start()
+        try:
+            await asyncio.wait_for(_ended(process.sentinel), 30)
+        finally:
+            process.join()
+        assert process.exitcode in (0, -signal.SIGKILL), f"the victim left with {process.exitcode}"
+        self.kills += process.exitcode != 0
+        await self._check(region, whole=process.exitcode == 0)
+        region.close()
+        process.close()
+        return int(lines.value)
+
+    async def _check(self, region: Region, *, whole: bool) -> None:
+        told: list[int] = []
+        with suppress(TransportError):
+            while len(told) < WRITES:
+                told += [one.immediate for one in await region.notified(timeout_us=STEP_US if whole else 0)]
+        assert told == list(range(len(told)))
+        assert len(told) == WRITES or not whole
+        words = region.buffer.cast("Q")
+        assert all(words[number] == number for number in told)
+
+    async def settle(self) -> tuple[int, int, int]:
+        """Descriptors, mappings and names (shared files, listeners) of this process and of the dead, once all ends were noticed."""
+        counts = (0, 0, 0)
+        same = 0
+        while same < 50:
+            sweep_stale()
+            before, counts = counts, (_descriptors(), _mappings(), len(self.world.residue()))
+            same = same + 1 if counts == before else 0
+            await asyncio.sleep(0)
+        return counts
+
+
+async def _ended(sentinel: int) -> None:
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def note() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    loop.add_reader(sentinel, note)
+    try:
+        await ended
+    finally:
+        loop.remove_reader(sentinel)
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _mappings() -> int:
+    with open("/proc/self/maps") as file:
+        return sum("afore" in line for line in file)
+
+
+async def kill_peers(world: StreamWorld, count: int, seed: int) -> Survivor:
+    """Kills ``count`` peers, spread over the whole of a life. Raises ``AssertionError`` where anything is left or wrong."""
+    survivor = Survivor(world)
+    await survivor.start()
+    whole = await survivor.outlive("whole", NEVER)
+    assert whole > 0
+    await survivor.outlive("another", NEVER)
+    at_first = await survivor.settle()
+    chance = random.Random(seed)
+    for number in range(count):
+        # One in each of ``count`` equal parts; the last lines come in another order from run to run, so not all kill.
+        await survivor.outlive(f"victim{number}", int((number + chance.random()) * whole / count) + 1)
+    after = await survivor.settle()
+    # The survivor still serves.
+    await survivor.outlive("last", NEVER)
+    assert after == at_first, f"descriptors, mappings, names: {at_first} before, {after} after {count} kills"
+    return survivor
+
+
+async def _run(fabric: str, count: int, seed: int) -> None:
+    world = WORLDS[fabric]()
+    survivor = await kill_peers(world, count, seed)
+    counts = await survivor.settle()
+    await world.close()
+    assert world.residue() == []
+    sys.stdout.write(
+        f"{fabric}: {survivor.kills} of {count} peers killed; {counts[0]} descriptors, {counts[1]} mappings and "
+        f"{counts[2]} names as before; operations of the survivor ended with {dict(survivor.errors)}\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Kill peers at every step; count what is left.")
+    parser.add_argument("--fabric", choices=WORLDS, default="tcp")
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    asyncio.run(_run(options.fabric, options.count, options.seed))
+
+
+if __name__ == "__main__":
+    # Under its own name, so that what victims run is found in what their fork server has loaded.
+    importlib.import_module(MODULE).main()

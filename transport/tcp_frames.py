@@ -1,0 +1,169 @@
+"""What travels over a tcp link, as state machines without I/O: ``FrameReader`` at the owner, ``NewsReader`` at the writer.
+
+Bytes go in as the network cuts them. Small frames are parsed out of a staging buffer, many to a read; what a large payload has
+beyond it is received where it belongs, in the region's own memory. A notification is told after the last byte of its payload
+lies there, and frames of a stream come in the order in which they were sent: that is all it takes for the promises on order.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from afore.core.errors import WireError
+from afore.transport.api import Buffer
+from afore.transport.records import (
+    FRAME,
+    FRAME_MAGIC,
+    FRAME_NOTIFIES,
+    NEWS,
+    NEWS_CREDIT,
+    NEWS_MAGIC,
+    NEWS_REVOKED,
+)
+
+STAGING_BYTES = 16 << 10
+"""Bytes of one read of frames."""
+_SCRATCH_BYTES = 64 << 10
+_FRAME_BYTES = FRAME.nbytes
+_NEWS_BYTES = NEWS.nbytes
+PAYLOAD_LIMIT = 1 << 48
+
+
+class Landing(Protocol):
+    """Where frames land: the owner's side of a link."""
+
+    def find(self, region: int, token: int) -> memoryview | None:
+        """The region's memory; nothing where the write is to be dropped, of which the writer then is told."""
+        ...
+
+    def told(self, region: int, immediate: int) -> None:
+        """A notification whose bytes are in place."""
+        ...
+
+    def dropped(self) -> None:
+        """A notification of a write that was dropped: its credit goes back."""
+        ...
+
+
+class FrameReader:
+    """The stream of one link, at the owner. Read into ``room()``, then say ``received``."""
+
+    def __init__(self, peer: str, landing: Landing) -> None:
+        self._peer = peer
+        self._landing = landing
+        self._staging = memoryview(bytearray(STAGING_BYTES))
+        self._filled = 0
+        self._region = 0
+        self._immediate = -1
+        """-1: none."""
+        self._target: memoryview | None = None
+        """Memory of the frame that is being received; nothing drops it."""
+        self._at = 0
+        self._left = 0
+        """Bytes of payload that are to come."""
+        self._scratch: memoryview | None = None
+
+    @property
+    def amid(self) -> bool:
+        """Whether the stream would end inside a frame here."""
+        return bool(self._left or self._filled)
+
+    def room(self) -> memoryview:
+        """Where the next bytes belong; never empty."""
+        if not self._left:
+            return self._staging[self._filled :]
+        if self._target is not None:
+            return self._target[self._at : self._at + self._left]
+        if self._scratch is None:
+            self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        return self._scratch[: self._left]
+
+    def received(self, nbytes: int) -> None:
+        """``nbytes`` bytes were put into ``room()``. Raises ``WireError`` for what no writer of ours sends; the link ends then."""
+        if self._left:
+            self._at += nbytes
+            self._left -= nbytes
+            if not self._left:
+                self._finish()
+            return
+        staging = self._staging
+        end = self._filled + nbytes
+        begin = 0
+        while end - begin >= _FRAME_BYTES:
+            self._begin(begin)
+            begin += _FRAME_BYTES
+            here = min(self._left, end - begin)
+            if here:
+                if self._target is not None:
+                    self._target[self._at : self._at + here] = staging[begin : begin + here]
+                begin += here
+                self._at += here
+                self._left -= here
+            if self._left:
+                break
+            self._finish()
+        self._filled = end - begin
+        if begin and self._filled:
+            staging[: self._filled] = bytes(staging[begin:end])
+
+    def revoke(self, region: int) -> None:
+        """``region`` is closed: what is still to come for it is dropped, for its memory may serve something else."""
+        if self._left and self._region == region:
+            self._target = None
+
+    def _begin(self, at: int) -> None:
+        magic, flags, region, immediate, token, offset, nbytes = FRAME.unpack_from(self._staging, at)
+        if magic != FRAME_MAGIC or flags & ~FRAME_NOTIFIES or nbytes >= PAYLOAD_LIMIT:
+            raise WireError(self._peer, f"no frame (magic {magic:#x}, flags {flags:#x}, {nbytes} bytes)")
+        target = self._landing.find(region, token)
+        if target is not None and offset + nbytes > len(target):
+            raise WireError(
+                self._peer, f"a write of {nbytes} bytes at {offset} of region {region}, which has {len(target)}"
+            )
+        self._region = region
+        self._immediate = immediate if flags & FRAME_NOTIFIES else -1
+        self._target = target
+        self._at = offset
+        self._left = nbytes
+
+    def _finish(self) -> None:
+        dropped = self._target is None
+        self._target = None
+        if self._immediate >= 0:
+            if dropped:
+                self._landing.dropped()
+            else:
+                self._landing.told(self._region, self._immediate)
+
+
+class Told(Protocol):
+    """Who hears an owner's news: the writer's side of a link."""
+
+    def credit(self, count: int) -> None: ...
+
+    def revoked(self, token: int) -> None: ...
+
+
+class NewsReader:
+    """What the owner of regions tells their writer."""
+
+    def __init__(self, peer: str, told: Told) -> None:
+        self._peer = peer
+        self._told = told
+        self._partial = b""
+
+    def received(self, data: Buffer) -> None:
+        """The next bytes. Raises ``WireError``."""
+        data = self._partial + data
+        whole = len(data) - len(data) % _NEWS_BYTES
+        for at in range(0, whole, _NEWS_BYTES):
+            magic, kind, value = NEWS.unpack_from(data, at)
+            if magic != NEWS_MAGIC:
+                raise WireError(self._peer, f"no news (magic {magic:#x})")
+            if kind == NEWS_CREDIT:
+                self._told.credit(value)
+            elif kind == NEWS_REVOKED:
+                self._told.revoked(value)
+            else:
+                raise WireError(self._peer, f"news of an unknown kind {kind}")
+        self._partial = data[whole:]

@@ -1,0 +1,324 @@
+"""Links of the tcp fabric: ``TcpLink`` sends frames, ``TcpInbound`` is what the owner of the regions keeps for it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Protocol
+
+from afore.core.errors import LinkClosed, PeerLost, TransportError, WireError
+from afore.transport.api import Buffer, Lane, Notification, RegionKey
+from afore.transport.buffers import flat, refuse_bounds, refuse_foreign, require_immediate, revoked
+from afore.transport.queues import Inbox, Turnstile
+from afore.transport.records import (
+    FRAME,
+    FRAME_MAGIC,
+    FRAME_NOTIFIES,
+    NEWS,
+    NEWS_CREDIT,
+    NEWS_MAGIC,
+    NEWS_REVOKED,
+)
+from afore.transport.tcp_frames import FrameReader, NewsReader
+from afore.transport.tcp_stream import SendStream
+
+LINGER_S = 1.0
+"""How long ``close`` waits for the peer to take what was written."""
+_READS_PER_WAKE = 16
+"""Reads of one link before others have their turn."""
+_NEWS_ROOM = 4096
+_REMEMBERED = 4096
+"""Closed regions that a writer remembers."""
+
+
+class Grant:
+    """A region that a link may write into: the key, once it is proven genuine, and its token's number."""
+
+    __slots__ = ("key", "number")
+
+    def __init__(self, key: RegionKey, number: int) -> None:
+        self.key = key
+        self.number = number
+
+
+class TcpLink:
+    """A ``Link`` to the regions of another endpoint."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        peer: str,
+        lane: Lane,
+        credits: int,
+        unsent_limit: int,
+        prove: Callable[[RegionKey, str], int],
+        forget: Callable[[TcpLink], None],
+    ) -> None:
+        """Owns ``sock`` from now on. ``prove`` gives the number of a genuine key, or raises ``AccessRefused``."""
+        self._peer = peer
+        self._lane = lane
+        self._credits = self._credit_limit = credits
+        self._unsent_limit = unsent_limit
+        self._prove = prove
+        self._forget = forget
+        self._grants: dict[str, Grant] = {}
+        self._tokens: dict[int, str] = {}
+        self._over: dict[int, None] = {}
+        """Numbers of regions that there are no more: the latest, for the owner says it again to who asks for an older one."""
+        self._turnstile = Turnstile()
+        self._ending: Callable[[], TransportError] | None = None
+        self._closed = False
+        self._news = NewsReader(peer, self)
+        self._room = memoryview(bytearray(_NEWS_ROOM))
+        self._stream = SendStream(sock, peer, readable=self._on_readable, room=self._turnstile.poke)
+
+    @property
+    def peer(self) -> str:
+        return self._peer
+
+    @property
+    def lane(self) -> Lane:
+        return self._lane
+
+    async def write(
+        self, remote: RegionKey, offset: int, data: Buffer, *, notify: int | None = None, timeout_us: float
+    ) -> None:
+        if self._ending is not None:
+            raise self._ending()
+        grant = self._grants.get(remote.token)
+        if grant is None or (grant.key is not remote and grant.key != remote):
+            grant = self._reach(remote)
+        if type(data) is not bytes:
+            data = flat(data, self._peer)
+            if type(data) is memoryview and not data.c_contiguous:
+                data = bytes(data)
+        nbytes = len(data)
+        if offset < 0 or offset + nbytes > remote.nbytes:
+            raise refuse_bounds(remote, offset, nbytes)
+        if notify is not None and notify >> 32:
+            require_immediate(notify, self._peer)
+        if self._turnstile or not self._may_go(notify is not None):
+            await self._wait_turn(remote, notify is not None, timeout_us)
+            if self._grants.get(remote.token) is not grant:
+                raise revoked(remote)
+        # From here on nothing suspends: the frame goes out whole, or the link ends.
+        head = FRAME.pack(
+            FRAME_MAGIC,
+            0 if notify is None else FRAME_NOTIFIES,
+            remote.region,
+            notify or 0,
+            grant.number,
+            offset,
+            nbytes,
+        )
+        try:
+            self._stream.send(head, data)
+        except PeerLost as error:
+            self._lose(error)
+            raise
+        if notify is not None:
+            self._credits -= 1
+
+    def _may_go(self, needs_credit: bool) -> bool:
+        if self._ending is not None:
+            raise self._ending()
+        return self._stream.queued_bytes < self._unsent_limit and (not needs_credit or self._credits > 0)
+
+    async def _wait_turn(self, remote: RegionKey, needs_credit: bool, timeout_us: float) -> None:
+        crowded = self._stream.queued_bytes >= self._unsent_limit
+        why = "it does not read" if crowded else "no credit for a notification"
+        await self._turnstile.enter(
+            lambda: self._may_go(needs_credit),
+            timeout_us,
+            peer=self._peer,
+            what=f"write to region {remote.region} on lane {self._lane.name.lower()}: {why}",
+            hint="its owner stands still" if crowded else "its owner does not take its notifications",
+        )
+
+    def _reach(self, remote: RegionKey) -> Grant:
+        """Proves a key that this link has not seen. Raises ``AccessRefused``, ``RegionRevoked``."""
+        number = self._prove(remote, self._peer)
+        if remote.token in self._grants:
+            raise refuse_foreign(remote, self._peer, "does not match the key that was used before")
+        if number in self._over:
+            raise revoked(remote)
+        grant = Grant(remote, number)
+        self._grants[remote.token] = grant
+        self._tokens[number] = remote.token
+        return grant
+
+    # What the owner tells
+
+    def credit(self, count: int) -> None:
+        """Notifications were taken."""
+        if count > self._credit_limit - self._credits:
+            raise WireError(self._peer, f"it gives back {count} credits of {self._credit_limit - self._credits}")
+        self._credits += count
+
+    def revoked(self, token: int) -> None:
+        """A region was closed, or never was in this life of its owner."""
+        self._over[token] = None
+        if len(self._over) > _REMEMBERED:
+            del self._over[next(iter(self._over))]
+        text = self._tokens.pop(token, None)
+        if text is not None:
+            del self._grants[text]
+
+    def _on_readable(self) -> None:
+        try:
+            received = self._stream.receive_into(self._room)
+            if not received:
+                return
+            if not self._closed:
+                self._news.received(self._room[:received])
+        except TransportError as error:
+            self._lose(error)
+        self._turnstile.poke()
+
+    def _lose(self, error: TransportError) -> None:
+        if self._ending is None:
+            self._ending = lambda: type(error)(error.peer, error.operation, error.hint)
+        self._stream.close()
+        self._turnstile.poke()
+
+    # The end
+
+    async def close(self) -> None:
+        """Ends waiting writers; what was written arrives, where the peer takes it within ``LINGER_S``. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._ending = lambda: LinkClosed(self._peer, "the link was closed on this side", "connect again")
+            self._turnstile.poke()
+            self._grants.clear()
+            self._tokens.clear()
+            self._stream.finish()
+        try:
+            if self._stream.open:
+                await asyncio.wait([self._stream.gone], timeout=LINGER_S)
+        finally:
+            self._stream.close()
+            self._forget(self)
+
+
+class Owned(Protocol):
+    """A region of this endpoint, as an inbound link sees it."""
+
+    number: int
+    inbox: Inbox
+
+    @property
+    def memory(self) -> memoryview: ...
+
+
+class TcpInbound:
+    """The owner's side of one link: receives into regions, tells of credit and of regions that end."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        peer: str,
+        credits: int,
+        regions: dict[int, Owned],
+        forget: Callable[[TcpInbound, str], None],
+    ) -> None:
+        """Owns ``sock`` from now on. ``regions`` are the open ones of the endpoint, now and later."""
+        self._peer = peer
+        self._credits = credits
+        self._regions = regions
+        self._forget = forget
+        self._waiting = 0
+        """Notifications that were not taken yet."""
+        self._owed = 0
+        """Notifications that were taken, of which the writer does not know yet."""
+        self._touched: dict[Inbox, None] = {}
+        self._reader = FrameReader(peer, self)
+        self._stream = SendStream(sock, peer, readable=self._on_readable, room=lambda: None)
+
+    @property
+    def peer(self) -> str:
+        """Address of the endpoint that writes."""
+        return self._peer
+
+    # What frames do
+
+    def find(self, region: int, token: int) -> memoryview | None:
+        """As ``Landing.find``."""
+        owned = self._regions.get(region)
+        if owned is not None and owned.number == token:
+            return owned.memory
+        self._tell(NEWS_REVOKED, token)
+        return None
+
+    def told(self, region: int, immediate: int) -> None:
+        """As ``Landing.told``."""
+        self._count_one()
+        inbox = self._regions[region].inbox
+        inbox.put(Notification(self._peer, immediate), self)
+        self._touched[inbox] = None
+
+    def dropped(self) -> None:
+        """As ``Landing.dropped``."""
+        self._count_one()
+        self.give_back(1)
+
+    def _count_one(self) -> None:
+        self._waiting += 1
+        if self._waiting + self._owed > self._credits:
+            raise WireError(self._peer, f"it notifies without credit, having {self._credits}")
+
+    def give_back(self, count: int) -> None:
+        """Credit for what was taken: told at once to a writer that may be short of it, later to one that is not."""
+        self._waiting -= count
+        self._owed += count
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._owed and 2 * (self._waiting + self._owed) >= self._credits:
+            owed, self._owed = self._owed, 0
+            self._tell(NEWS_CREDIT, owed)
+
+    def revoke(self, region: int, token: int) -> None:
+        """A region is closed: nothing lands in it any more, and the writer hears of it before anything else."""
+        self._reader.revoke(region)
+        self._tell(NEWS_REVOKED, token)
+
+    def _tell(self, kind: int, value: int) -> None:
+        if self._stream.open:
+            with suppress(PeerLost):  # reading says so too, after what is still there
+                self._stream.send(NEWS.pack(NEWS_MAGIC, kind, value))
+
+    def _on_readable(self) -> None:
+        ending: TransportError | None = None
+        reader, stream = self._reader, self._stream
+        try:
+            for _ in range(_READS_PER_WAKE):
+                room = reader.room()
+                received = stream.receive_into(room)
+                if received:
+                    reader.received(received)
+                if received < len(room):
+                    break
+            self._settle()
+        except TransportError as error:
+            ending = error
+        touched, self._touched = self._touched, {}
+        for inbox in touched:
+            inbox.wake()
+        if ending is not None:
+            self.close(type(ending).__name__ if isinstance(ending, WireError) else "")
+
+    def close(self, complaint: str = "") -> None:
+        """Ends the link at once; its writer gets ``PeerLost``. Idempotent."""
+        if self._stream.open:
+            self._stream.close()
+            self._forget(self, complaint)
+
+
+def close_inbound(links: Iterable[TcpInbound]) -> None:
+    """Closes all of ``links``."""
+    for link in list(links):
+        link.close()
