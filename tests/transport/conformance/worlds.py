@@ -36,6 +36,8 @@ class World(Protocol):
     """How many notifications a flood has here."""
     maps: bool
     """Whether endpoints map each other's memory."""
+    crosses_processes: bool
+    """Whether endpoints of several processes meet here."""
     tells_late: bool
     """Whether an owner's news travel: a writer then hears of a closed region a little later."""
 
@@ -94,6 +96,7 @@ class LoopbackWorld:
 
     loops: tuple[str, ...] = ("asyncio", "uvloop", "virtual")
     streams = False
+    crosses_processes = False
     bulk = 100_000
     maps = True
     tells_late = False
@@ -140,6 +143,7 @@ class ShmWorld:
 
     loops: tuple[str, ...] = ("asyncio", "uvloop")
     streams = True
+    crosses_processes = True
     bulk = 100_000
     maps = True
     tells_late = False
@@ -216,6 +220,7 @@ class TcpWorld:
 
     loops: tuple[str, ...] = ("asyncio", "uvloop")
     streams = True
+    crosses_processes = True
     bulk = 10_000
     maps = False
     tells_late = True
