@@ -40,6 +40,8 @@ class World(Protocol):
     """How many endpoints come and go where leaks are counted."""
     maps: bool
     """Whether endpoints map each other's memory."""
+    crosses_processes: bool
+    """Whether endpoints of several processes meet here."""
     tells_late: bool
     """Whether an owner's news travel: a writer then hears of a closed region a little later."""
 
@@ -107,6 +109,7 @@ class LoopbackWorld:
     loops: tuple[str, ...] = ("asyncio", "uvloop", "virtual")
     streams = False
     networked = False
+    crosses_processes = False
     bulk = 100_000
     lives = 100
     maps = True
@@ -155,6 +158,7 @@ class ShmWorld:
     loops: tuple[str, ...] = ("asyncio", "uvloop")
     streams = True
     networked = False
+    crosses_processes = True
     bulk = 100_000
     lives = 100
     maps = True
@@ -233,6 +237,7 @@ class TcpWorld:
     loops: tuple[str, ...] = ("asyncio", "uvloop")
     streams = True
     networked = True
+    crosses_processes = True
     bulk = 10_000
     lives = 40
     maps = False
