@@ -148,6 +148,10 @@ class _Ground:
     def dropped(self) -> None:
         pass
 
+    def asked(self, memory: memoryview | None, request: int) -> None:
+        assert memory is None or len(memory) <= self.nbytes
+        assert 0 <= request < 1 << 32
+
 
 class Frames:
     """What a writer sends, in pieces."""
@@ -156,7 +160,7 @@ class Frames:
         stream = b""
         for _ in range(chance.randrange(1, 4)):
             payload = chance.randbytes(chance.choice((0, 8, 100)))
-            stream += records.FRAME.pack(records.FRAME_MAGIC, chance.randrange(2), 1, 5, 77, 10, len(payload)) + payload
+            stream += records.FRAME.pack(records.FRAME_MAGIC, chance.randrange(3), 1, 5, 77, 10, len(payload)) + payload
         stream = mutate(chance, stream)
         ground = _Ground()
         reader = FrameReader("p", ground)
@@ -177,18 +181,33 @@ class Frames:
 
 
 class _Ear:
+    def __init__(self) -> None:
+        self.room = bytearray(20)
+
     def credit(self, count: int) -> None:
         assert 0 <= count < 1 << 64
 
     def revoked(self, token: int) -> None:
         assert 0 <= token < 1 << 64
 
+    def answered(self, request: int) -> memoryview | None:
+        return memoryview(self.room) if request == 5 else None
+
+    def wanted(self) -> int:
+        return len(self.room)
+
+    def filled(self) -> None:
+        pass
+
+    def unread(self, request: int) -> None:
+        assert 0 <= request < 1 << 64
+
 
 class News:
     """What an owner tells."""
 
     def __call__(self, chance: random.Random) -> bool:
-        stream = mutate(chance, records.NEWS.pack(records.NEWS_MAGIC, chance.randrange(1, 3), 5) * 2)
+        stream = mutate(chance, records.NEWS.pack(records.NEWS_MAGIC, chance.randrange(1, 5), 5) * 2)
         reader = NewsReader("p", _Ear())
         try:
             for at in range(0, len(stream), 7):
