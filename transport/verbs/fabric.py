@@ -223,7 +223,7 @@ class VerbsFabric:
         try:
             link.attach(connection)
             connection.send(ours)
-            self._nic.connect(pair, address, ours, theirs)
+            link.mtu_reason = self._nic.connect(pair, address, ours, theirs)
         except BaseException:
             link.shut()
             raise

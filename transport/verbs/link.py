@@ -124,6 +124,8 @@ class VerbsLink:
         self._inline = 0
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once the owner's queue pair is connected too."""
+        self.mtu_reason = ""
+        """The MTU that both sides agreed on, and why, in words."""
 
     def attach(self, connection: Connection) -> None:
         """Begins to wait for the owner's queue pair."""
