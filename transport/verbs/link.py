@@ -380,7 +380,7 @@ class VerbsLink:
 
     # Reads
 
-    async def read(self, remote: RegionKey, offset: int, into: memoryview, *, timeout_us: float) -> None:
+    async def read(self, remote: RegionKey, offset: int, into: object, *, timeout_us: float) -> None:
         """Reads ``into`` (a writable buffer, or a tensor of this machine's memory) from the peer's region, one-sided.
 
         Straight into memory that this endpoint has registered or adopted, else through memory of its own. It takes its turn
