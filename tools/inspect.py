@@ -1,4 +1,4 @@
-"""``python -m afore.tools.inspect ring|mailbox``: what the shared memory of a running cluster holds, without touching it.
+"""``python -m afore.tools.inspect ring|mailbox|inputs|regions``: what the memory of a running cluster holds, without touching it.
 
 Segments are opened read-only and copied; nothing that runs can notice. Exit status 2, with one line, where nothing can be shown.
 """
@@ -7,85 +7,37 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from afore.core.errors import ConfigError, TransportError
-from afore.core.plan import PlanEntry
 from afore.tools import hexdump
 from afore.tools.ending import end_with
-from afore.transport.records import MAILBOX_MAGIC, RING_MAGIC
-from afore.transport.shm_segments import NAME, ROOT
-from afore.transport.snapshot import (
-    MailboxSnapshot,
-    RingSnapshot,
-    SlotSnapshot,
-    mailbox_snapshot,
-    ring_snapshot,
-)
+from afore.tools.inspect_regions import input_dump, input_json, input_lines, input_slots, region_json, region_lines
+from afore.tools.inspect_views import mailbox_json, mailbox_lines, ring_json, ring_lines
+from afore.tools.segments import MIRROR, Found, Listed, find, regions
+from afore.transport.shm_segments import HEADER_BYTES, ROOT
+from afore.transport.snapshot import mailbox_snapshot, ring_snapshot
 
-PAGE = 4096
-MAGICS = {"ring": RING_MAGIC, "mailbox": MAILBOX_MAGIC}
 LOOKS = 5
 """Copies taken until one has no slot that was just being written."""
+CLEAR = "\x1b[H\x1b[2J"
+"""What a terminal takes for an empty screen."""
+View = tuple[str, dict[str, object], Iterable[str], Iterable[str]]
+"""(path, for programs, as text, as hexdump)."""
 
+EPILOG = """\
+example:
+  python -m afore.tools.inspect regions
+  python -m afore.tools.inspect ring --watch
+  python -m afore.tools.inspect ring --of ffn-0              the copy of the ring that ffn-0 keeps for its node
+  python -m afore.tools.inspect inputs --of ffn-0            inputs that came from attention workers of other nodes
+  python -m afore.tools.inspect mailbox --run at_29600 --json
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A region in a file: behind a header of whole pages, or at its start."""
-
-    path: str
-    offset: int
-
-
-def find(what: str, *, path: str | None, run: str | None, root: str) -> Found:
-    """The one region to look at. Raises ``ConfigError`` when there is none, or more than one."""
-    if path is not None:
-        try:
-            found = _locate(path, what)
-        except OSError as error:
-            raise ConfigError("--path", f"cannot read {path}: {error.strerror}") from error
-        if found is None:
-            raise ConfigError("--path", f"{path} holds no {what}", f"name the segment of a scheduler's {what}")
-        return found
-    candidates = []
-    unreadable = ""
-    for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
-        match = NAME.fullmatch(name)
-        if match and what in match["label"] and run in (None, match["run"]):
-            try:
-                located = _locate(os.path.join(root, name), what)
-            except OSError as error:
-                unreadable = f"; {name} cannot be read: {error.strerror}"
-                continue
-            if located is not None:
-                candidates.append((match["run"], located))
-    where = f"of run {run} " if run is not None else ""
-    if not candidates:
-        raise ConfigError(
-            what, f"no {what} {where}in {root}{unreadable}", "start a cluster with the shm fabric, or give --path"
-        )
-    if len(candidates) > 1:
-        listed = ", ".join(f"{os.path.basename(found.path)} (run {name})" for name, found in candidates)
-        raise ConfigError(
-            what, f"{len(candidates)} {what} segments {where}in {root}: {listed}", "choose with --path or --run"
-        )
-    return candidates[0][1]
-
-
-def _locate(path: str, what: str) -> Found | None:
-    """Where the region's magic stands, at a page boundary."""
-    magic = MAGICS[what].to_bytes(8, "little")
-    with open(path, "rb") as file:
-        for offset in range(0, os.fstat(file.fileno()).st_size, PAGE):
-            file.seek(offset)
-            if file.read(len(magic)) == magic:
-                return Found(path, offset)
-    return None
+exit status: 0 shown, 2 there is nothing to show, or more than one cluster to choose from
+"""
 
 
 def look(found: Found, read: Callable[[bytes], Any]) -> tuple[bytes, Any]:
@@ -100,185 +52,120 @@ def look(found: Found, read: Callable[[bytes], Any]) -> tuple[bytes, Any]:
     return region, snapshot
 
 
-# Ring
-
-
-def ring_lines(snapshot: RingSnapshot, now_ns: int) -> Iterator[str]:
-    """The ring for a terminal."""
-    header, last = snapshot.header, snapshot.last_sequence
-    alive = "alive" if os.path.exists(f"/proc/{header.writer_pid}") else "gone"
-    latest = "nothing published" if last is None else f"last sequence {last}"
-    yield f"plan ring: epoch {header.epoch}, writer pid {header.writer_pid} ({alive}), {latest}"
-    layout = header.layout
-    yield (
-        f"{layout.num_slots} slots, {layout.num_readers} readers, {layout.num_attention} attention workers; "
-        f"an entry holds {layout.max_shares} shares and {layout.max_copies} copies"
-    )
-    yield ""
-    yield f"{'reader':<10}{'cursor':>10}{'behind':>8}  last sign of life"
-    for reader in snapshot.readers:
-        seen = "never" if reader.seen_ns == 0 else f"{_ago(now_ns, reader.seen_ns)} ago"
-        yield f"{f'ffn-{reader.rank}':<10}{reader.cursor:>10}{reader.behind:>8}  {seen}"
-    yield ""
-    yield f"{'slot':>4}{'sequence':>10}  {'kind':<7}{'target':<16}{'shares':>6}{'copies':>7}  {'age':>9}  verdicts"
-    for slot in snapshot.slots:
-        yield _slot_line(slot, now_ns)
-
-
-def _slot_line(slot: SlotSnapshot, now_ns: int) -> str:
-    if slot.sequence is None:
-        return f"{slot.slot:>4}{'-':>10}"
-    verdicts = " ".join(verdict.name for verdict in slot.verdicts)
-    head = f"{slot.slot:>4}{slot.sequence:>10}  "
-    age = f"  {_ago(now_ns, slot.published_ns):>9}"
-    entry = slot.entry
-    if slot.problem or entry is None:
-        return f"{head}{'torn' if entry is None else str(entry.target):<36}{age}  {verdicts}  ({slot.problem})"
-    aborted = f" cancels {entry.cancels}" if entry.cancels >= 0 else ""
-    return (
-        f"{head}{entry.kind.name:<7}{entry.target!s:<16}{len(entry.shares):>6}{len(entry.copies):>7}{age}"
-        f"  {verdicts}{aborted}"
-    )
-
-
-def _ago(now_ns: int, then_ns: int) -> str:
-    age_us = (now_ns - then_ns) / 1e3
-    if then_ns == 0 or age_us < 0:
-        return "?"  # another clock: virtual time, or a segment of an earlier boot
-    return f"{age_us / 1e6:.1f} s" if age_us >= 1e6 else f"{age_us / 1e3:.1f} ms"
-
-
-def ring_json(snapshot: RingSnapshot, now_ns: int) -> dict[str, object]:
-    """The ring for programs."""
-    return {
-        "epoch": snapshot.header.epoch,
-        "writer_pid": snapshot.header.writer_pid,
-        "last_sequence": snapshot.last_sequence,
-        "layout": asdict(snapshot.header.layout),
-        "readers": [
-            {
-                "rank": reader.rank,
-                "cursor": reader.cursor,
-                "behind": reader.behind,
-                "lease_age_ns": None if reader.seen_ns == 0 else now_ns - reader.seen_ns,
-            }
-            for reader in snapshot.readers
-        ],
-        "slots": [
-            {
-                "slot": slot.slot,
-                "sequence": slot.sequence,
-                "problem": slot.problem,
-                "published_ns": slot.published_ns,
-                "verdicts": [verdict.name for verdict in slot.verdicts],
-                "entry": None if slot.entry is None else _entry_json(slot.entry),
-            }
-            for slot in snapshot.slots
-        ],
-    }
-
-
-def _entry_json(entry: PlanEntry) -> dict[str, object]:
-    return {
-        **asdict(entry),
-        "kind": entry.kind.name,
-        "phase": entry.phase.name,
-        "start": entry.start.name,
-        "target": str(entry.target),
-    }
-
-
-# Mailbox
-
-
-def mailbox_lines(snapshot: MailboxSnapshot, now_ns: int) -> Iterator[str]:
-    """The mailbox for a terminal."""
-    layout = snapshot.layout
-    yield (
-        f"mailbox: epoch {snapshot.epoch}, {layout.num_attention} attention workers, "
-        f"{layout.num_microbatches} microbatches, {layout.num_experts} experts"
-    )
-    yield ""
-    yield f"{'source':<14}{'microbatch':>10}  {'last target':<16}{'phase':<9}{'pairs':>8}  state"
-    for slot in snapshot.slots:
-        seen = slot.seen
-        target, phase = (str(seen.target), seen.phase.name) if seen.target and seen.phase is not None else ("-", "-")
-        total = "-" if seen.target is None else str(seen.total)
-        source = f"attention-{slot.attention}"
-        yield f"{source:<14}{slot.microbatch:>10}  {target:<16}{phase:<9}{total:>8}  {seen.state.value}"
-
-
-def mailbox_json(snapshot: MailboxSnapshot, now_ns: int) -> dict[str, object]:
-    """The mailbox for programs."""
-    return {
-        "epoch": snapshot.epoch,
-        "layout": asdict(snapshot.layout),
-        "slots": [
-            {
-                "attention": slot.attention,
-                "microbatch": slot.microbatch,
-                "state": slot.seen.state.value,
-                "epoch": slot.seen.epoch,
-                "target": None if slot.seen.target is None else str(slot.seen.target),
-                "source": slot.seen.source,
-                "phase": None if slot.seen.phase is None else slot.seen.phase.name,
-                "total": slot.seen.total,
-            }
-            for slot in snapshot.slots
-        ],
-    }
-
-
-EPILOG = """\
-example:
-  python -m afore.tools.inspect ring
-  python -m afore.tools.inspect mailbox --run at_29600 --json
-
-exit status: 0 shown, 2 there is nothing to show, or more than one cluster to choose from
-"""
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def main(argv: Sequence[str] | None = None, *, root: str = ROOT, now_ns: int | None = None) -> int:
-    """The command. Returns the exit status: 0, or 2 after one line on standard error."""
+def _parser() -> _Parser:
     parser = _Parser(
         prog="python -m afore.tools.inspect",
-        description="Look into a running cluster's shared memory.",
+        description="Look into a running cluster's memory.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=sorted(MAGICS), help="which of the scheduler's regions")
+    parser.add_argument(
+        "what",
+        choices=("inputs", "mailbox", "regions", "ring"),
+        help="the scheduler's mailbox or ring, a node's copy of inputs, or all regions that are registered",
+    )
     parser.add_argument("--path", metavar="FILE", help="the segment itself")
     parser.add_argument("--run", metavar="RUN", help="run id, where several clusters run on this machine")
+    parser.add_argument("--of", metavar="MEMBER", help="whose copy of the ring or of inputs, such as ffn-0")
+    parser.add_argument(
+        "--attention", type=int, metavar="A", help="inputs: attention workers (default: as the ring says)"
+    )
+    parser.add_argument(
+        "--microbatches", type=int, metavar="M", help="inputs: microbatches (default: as the mailbox says, else 2)"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--hexdump", action="store_true", help="the bytes, with every field named")
-    arguments = parser.parse_args(argv)
-    now_ns = time.monotonic_ns() if now_ns is None else now_ns
-    try:
-        found = find(arguments.what, path=arguments.path, run=arguments.run, root=root)
-        if arguments.what == "ring":
-            region, ring = look(found, ring_snapshot)
-            document, lines = ring_json(ring, now_ns), ring_lines(ring, now_ns)
-            dump = hexdump.ring(region, ring.header.layout)
+    parser.add_argument(
+        "--watch", type=float, nargs="?", const=0.5, metavar="SECONDS", help="again and again (default: every 0.5 s)"
+    )
+    parser.add_argument("--frames", type=int, metavar="COUNT", help="with --watch: end after so many")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, *, root: str = ROOT, now_ns: int | None = None) -> int:
+    """The command. Returns the exit status: 0, or 2 after one line on standard error."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.watch is not None and not 0 <= options.watch <= 3600:
+        parser.error(f"argument --watch: {options.watch:g} is not from 0 to 3600 seconds")
+    frame = 0
+    while True:
+        try:
+            path, document, lines, dump = _view(options, root, time.monotonic_ns() if now_ns is None else now_ns)
+        except (ConfigError, TransportError, OSError) as error:
+            # OSError: the cluster ended between finding its segment and reading it.
+            print(f"{parser.prog}: {error}", file=sys.stderr)
+            return 2
+        if options.watch is not None and sys.stdout.isatty():
+            print(CLEAR, end="")
+        if options.json:
+            indent = 2 if options.watch is None else None
+            print(json.dumps({"what": options.what, "path": path, **document}, indent=indent), flush=True)
         else:
-            region, mailbox = look(found, mailbox_snapshot)
-            document, lines = mailbox_json(mailbox, now_ns), mailbox_lines(mailbox, now_ns)
-            dump = hexdump.mailbox(region, mailbox.layout)
-    except (ConfigError, TransportError, OSError) as error:
-        # OSError: the cluster ended between finding its segment and reading it.
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    if arguments.json:
-        print(json.dumps({"what": arguments.what, "path": found.path, **document}, indent=2))
-        return 0
-    print(found.path)
-    for text in (*lines, *(("", *dump) if arguments.hexdump else ())):
-        print(text)
-    return 0
+            print(path)
+            for text in (*lines, *(("", *dump) if options.hexdump else ())):
+                print(text)
+            print("", end="", flush=True)
+        frame += 1
+        if options.watch is None or frame == options.frames:
+            return 0
+        time.sleep(options.watch)
+
+
+def _view(options: argparse.Namespace, root: str, now_ns: int) -> View:
+    """One look. Raises ``ConfigError`` where there is nothing to look at, ``TransportError``, ``OSError``."""
+    if options.what == "regions":
+        listed = list(regions(root, options.run))
+        if not listed:
+            where = f" of run {options.run}" if options.run is not None else ""
+            raise ConfigError("regions", f"none{where} in {root}", "start a cluster")
+        return root, region_json(listed), region_lines(listed), ()
+    if options.what == "inputs":
+        return _inputs(options, root)
+    found = find(options.what, path=options.path, run=options.run, root=root, of=options.of)
+    if options.what == "ring":
+        region, ring = look(found, ring_snapshot)
+        return found.path, ring_json(ring, now_ns), ring_lines(ring, now_ns), hexdump.ring(region, ring.header.layout)
+    region, mailbox = look(found, mailbox_snapshot)
+    return found.path, mailbox_json(mailbox), mailbox_lines(mailbox), hexdump.mailbox(region, mailbox.layout)
+
+
+def _inputs(options: argparse.Namespace, root: str) -> View:
+    """The copy of inputs that the lead of a node keeps. Its shape is said by the ring and the mailbox, where they are here."""
+    listed = [one for one in regions(root, options.run) if _is_inputs(one, options.of, options.path)]
+    if len(listed) != 1:
+        names = ", ".join(one.path for one in listed) or "none"
+        raise ConfigError(
+            "inputs", f"{len(listed)} copies of inputs here: {names}", "choose with --path, --run or --of"
+        )
+    (one,) = listed
+    num_attention, num_microbatches = options.attention, options.microbatches
+    if num_attention is None:
+        found = find("ring", path=None, run=one.run or None, root=root, of=options.of)
+        num_attention = look(found, ring_snapshot)[1].header.layout.num_attention
+    if num_microbatches is None:
+        try:
+            found = find("mailbox", path=None, run=one.run or None, root=root)
+            num_microbatches = look(found, mailbox_snapshot)[1].layout.num_microbatches
+        except ConfigError:
+            num_microbatches = 2  # the default of a topology
+    with open(one.path, "rb") as file:
+        file.seek(HEADER_BYTES)
+        region = file.read(one.header.nbytes)
+    slots = input_slots(region, num_attention, num_microbatches)
+    return one.path, input_json(slots), input_lines(slots), input_dump(region, slots)
+
+
+def _is_inputs(listed: Listed, of: str | None, path: str | None) -> bool:
+    mirror = MIRROR.fullmatch(listed.header.label)
+    if mirror is None or mirror["what"] != "inputs" or path not in (None, listed.path):
+        return False
+    return of in (None, mirror["member"])
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from afore.tools.span_table import SpanTable, build
 from afore.tools.span_view import show_roles, show_target
 from afore.tools.trace_files import open_directory
 from afore.tools.trace_merge import merge
+from afore.tools.trace_why import explain, lines, parse_target
 
 PIPE_COLUMNS = 132
 """Of a table that goes into a file or a pipe: no column is cut or wrapped."""
@@ -35,6 +36,7 @@ example:
   python -m afore.launch --demo --trace /tmp/spans
   python -m afore.tools.trace merge /tmp/spans -o trace.json     then open trace.json at https://ui.perfetto.dev
   python -m afore.tools.trace summary /tmp/spans --targets
+  python -m afore.tools.trace why l2/m0/s17 /tmp/spans
 
 exit status: 0 done, 2 the directory or the output cannot be used
 """
@@ -46,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "merge":
             return _merge(options.directory, options.output, options.json)
+        if options.command == "why":
+            return _why(options.directory, options.target, options.json)
         return _summary(options.directory, options.json, options.targets)
     except AforeError as error:
         print(f"trace: {error}", file=sys.stderr)
@@ -55,11 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m afore.tools.trace",
-        description="Merges the span files of a run into one Perfetto (Chrome trace) file, or summarises them.",
+        description="Span files of a run: merged into one Perfetto (Chrome trace) file, summarised, or one target explained.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="merge|summary")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="merge|summary|why")
     merging = commands.add_parser(
         "merge",
         help="write one Perfetto file, with Figure 7's lanes and arrows demand → plan → copy → first use",
@@ -76,9 +80,15 @@ def _parser() -> argparse.ArgumentParser:
     summing.add_argument(
         "--targets", action="store_true", help="also where the time of a target goes, and the spans of each role"
     )
-    for command in (merging, summing):
+    explaining = commands.add_parser(
+        "why",
+        help="say where one target's time went, who was last, what was exposed",
+        epilog="example: python -m afore.tools.trace why l2/m0/s17 /tmp/spans",
+    )
+    explaining.add_argument("target", metavar="TARGET", help="layer, microbatch and step, as l2/m0/s17")
+    for command in (merging, summing, explaining):
         command.add_argument("directory", type=Path, metavar="DIR", help="directory that was given to --trace")
-        command.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+        command.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
@@ -146,6 +156,21 @@ def _summary(directory: Path, as_json: bool, targets: bool) -> int:
     if table_of_targets is not None:
         show_target(table_of_targets, console)
         show_roles(table_of_targets, console, title="spans by role")
+    return 0
+
+
+def _why(directory: Path, target: str, as_json: bool) -> int:
+    wanted = parse_target(target)
+    files, problems = open_directory(directory)
+    why = explain(files, wanted)
+    for file in files:
+        problems += file.problems()
+    if as_json:
+        print(json.dumps({**dataclasses.asdict(why), "problems": problems}))
+        return 0
+    _print_problems(problems)
+    for line in lines(why):
+        print(printable(line))
     return 0
 
 

@@ -29,6 +29,7 @@ SECRET_LEAST = 16
 OWN = (
     "serve",
     "times",
+    "verbs",
     "topology.rendezvous",
     "topology.rendezvous_remote",
     "topology.secret_file",

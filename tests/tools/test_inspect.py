@@ -14,9 +14,15 @@ import pytest
 from afore.core.plan import Copy, CopyStart, EntryKind, PlanEntry, Share, Verdict
 from afore.core.target import Phase, Target
 from afore.tools.inspect import main
+from afore.tools.inspect_regions import region_lines
+from afore.tools.segments import regions
+from afore.transport.exchange import ExchangeLayout
+from afore.transport.input_mirror import InputMirror, InputPacker, MirrorLayout
 from afore.transport.mailbox import Mailbox, MailboxLayout, pack_demand
+from afore.transport.private_segment import PrivateSegment
 from afore.transport.ring import RingReader, RingWriter
 from afore.transport.ring_layout import RingLayout
+from afore.transport.ring_mirror import RingMirror
 from afore.transport.shm_segments import HEADER_BYTES, Segment
 
 RING = RingLayout(num_readers=2, num_slots=4, num_attention=2, max_shares=4, max_copies=2)
@@ -104,7 +110,7 @@ def test_the_ring_is_shown(running: Running, tmp_path: Path, capsys: pytest.Capt
     assert run(tmp_path, "ring") == 0
     out = capsys.readouterr().out
     assert running.ring_path in out
-    assert f"epoch 11, writer pid {os.getpid()} (alive), last sequence 1" in out
+    assert f"epoch 11, writer pid {os.getpid()} (alive), last sequence 1 (ABORT of l2/m1/s1, 1.0 ms ago)" in out
     rows = [line.split() for line in out.splitlines()]
     assert ["ffn-0", "1", "1", "2.0", "s", "ago"] in rows
     assert ["ffn-1", "0", "2", "never"] in rows
@@ -270,3 +276,87 @@ def test_a_ring_of_another_version_or_cut_short_is_refused(
     newer.write_bytes(raw)
     assert run(tmp_path, "ring", "--path", str(newer)) == 2
     assert "version 99" in one_line(capsys)
+
+
+def test_regions_are_listed_with_their_owners(
+    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nameless = PrivateSegment(label="attention-0-exchange", region=7, nbytes=4096, address="127.0.0.1:9")
+    try:
+        assert run(tmp_path, "regions", "--json") == 0
+        found = {
+            one["label"]: one for one in json.loads(capsys.readouterr().out)["regions"] if one["pid"] == os.getpid()
+        }
+        assert run(tmp_path, "regions") == 0
+        out = capsys.readouterr().out
+    finally:
+        nameless.close()
+    ring, private = found["scheduler-0-ring"], found["attention-0-exchange"]
+    assert (ring["run"], ring["fabric"], ring["alive"], ring["nbytes"]) == ("one", "shm", True, RING.nbytes)
+    assert "ffn workers: verdicts" in ring["writers"]
+    assert (private["fabric"], private["region"], private["address"]) == ("private", 7, "127.0.0.1:9")
+    assert "attention workers: demand vectors" in out
+    assert run(tmp_path, "regions", "--run", "other") == 2
+    assert "none of run other" in one_line(capsys)
+
+
+def test_a_region_of_a_dead_process_is_told(running: Running, tmp_path: Path) -> None:
+    (before,) = [one for one in regions(str(tmp_path), "one") if one.header.label.endswith("ring")]
+    assert before.alive
+    with open(running.ring_path, "r+b") as file:
+        file.seek(24)
+        file.write(struct.pack("<Q", before.header.start_ticks + 1))  # a recycled pid
+    (after,) = [one for one in regions(str(tmp_path), "one") if one.header.label.endswith("ring")]
+    assert not after.alive
+    assert any("1 of dead processes" in line for line in region_lines([after]))
+
+
+EXCHANGE = ExchangeLayout(num_microbatches=2, num_ffn=2, max_tokens=4, hidden=8, top_k=2)
+
+
+def test_copies_of_a_node_are_found_and_shown(
+    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = MirrorLayout(2, EXCHANGE)
+    ring = Segment(str(tmp_path), "one", label="ffn-0-ring", region=5, nbytes=RING.nbytes, address="a")
+    inputs = Segment(str(tmp_path), "one", label="ffn-0-inputs", region=6, nbytes=layout.nbytes, address="a")
+    copy = RingMirror(ring.view, RING, EPOCH, pid=os.getpid())
+    mirror = InputMirror(inputs.view, layout, EPOCH)
+    packer = InputPacker(layout, EPOCH)
+    rows = np.zeros((3, 8), np.float32), np.zeros((3, 2), np.int32), np.zeros((3, 2), np.float32)
+    for attention, microbatch in ((0, 1), (1, 0)):
+        data = packer.pack(Target(1, microbatch, 4), *rows)
+        at = layout.write_offset(attention, microbatch)
+        inputs.view[at : at + len(data)] = data
+    mirror.publish(0, 1)
+    try:
+        assert run(tmp_path, "ring") == 0  # still the scheduler's
+        assert running.ring_path in capsys.readouterr().out
+        assert run(tmp_path, "ring", "--of", "ffn-0") == 0
+        assert "nothing published" in capsys.readouterr().out
+        assert run(tmp_path, "inputs", "--hexdump") == 0
+        out = capsys.readouterr().out
+        lines = [line.split() for line in out.splitlines()]
+        assert ["attention-0", "1", "l1/m1/s4", "l1/m1/s4", "11", "3", "ok"] in lines
+        assert ["attention-1", "0", "-", "l1/m0/s4", "11", "3", "landing"] in lines
+        assert ["attention-0", "0", "-", "-", "0", "0", "empty"] in lines
+        assert "(l1/m1/s4)" in out
+        assert run(tmp_path, "inputs", "--json", "--of", "ffn-0") == 0
+        assert sum(slot["landing"] for slot in json.loads(capsys.readouterr().out)["slots"]) == 1
+        assert run(tmp_path, "inputs", "--attention", "5") == 2
+        assert "are not 5 × 2 slots" in one_line(capsys)
+        assert run(tmp_path, "inputs", "--of", "ffn-1") == 2
+        assert "0 copies of inputs" in one_line(capsys)
+    finally:
+        del copy, mirror
+        for segment in (ring, inputs):
+            segment.close()
+
+
+def test_watching_looks_again(running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "ring", "--watch", "0", "--frames", "3", "--json") == 0
+    frames = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [frame["last_sequence"] for frame in frames] == [1, 1, 1]
+    with pytest.raises(SystemExit, match="2"):
+        run(tmp_path, "ring", "--watch", "-1")
+    assert "--watch" in one_line(capsys)

@@ -124,6 +124,8 @@ class VerbsLink:
         self._inline = 0
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once the owner's queue pair is connected too."""
+        self.mtu_reason = ""
+        """The MTU that both sides agreed on, and why, in words."""
 
     def attach(self, connection: Connection) -> None:
         """Begins to wait for the owner's queue pair."""
@@ -413,8 +415,7 @@ class VerbsLink:
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            if self._ending is None:
-                self._ending = lambda: LinkClosed(self._peer, "the link was closed on this side", "connect again")
+            self._ending = self._closed_error
             self._turnstile.poke()
             try:
                 await self._arrived(self._config.linger_us)
@@ -443,8 +444,12 @@ class VerbsLink:
     def shut(self) -> None:
         """Closes without waiting. Idempotent."""
         self._closed = True
-        self._lose(LinkClosed(self._peer, "the link was closed on this side", "connect again"))
+        self._ending = self._closed_error
+        self._lose(self._closed_error())
         self._forget(self)
+
+    def _closed_error(self) -> LinkClosed:
+        return LinkClosed(self._peer, "the link was closed on this side", "connect again")
 
     def _ending_error(self) -> TransportError:
         assert self._ending is not None
