@@ -20,12 +20,14 @@ import psutil
 from afore.core.clock import Clock
 from afore.core.errors import ConfigError, TransportError
 from afore.serving.client import HUB, Client
-from afore.tools.inspect import find, look
+from afore.tools.segments import find
 from afore.transport.snapshot import RingSnapshot, ring_snapshot
 
 LABEL: Final = "top"
 """What this tool's own endpoint is called in the run's directory."""
 METRICS_TIMEOUT_S: Final = 2.0
+LOOKS: Final = 3
+"""Copies of the ring taken until one has no slot that was just being written."""
 GAUGES: Final[Mapping[str, str]] = {
     "afore_num_requests_running": "running",
     "afore_num_requests_waiting": "waiting",
@@ -104,12 +106,16 @@ async def take(client: Client, directory: Path, clock: Clock) -> Sample:
 
 def read_ring(directory: Path) -> RingSnapshot | None:
     """The run's plan ring; none before there is one."""
+    snapshot = None
     with contextlib.suppress(ConfigError, TransportError, OSError):
         found = find("ring", path=None, run=directory.name.removeprefix(_PREFIX), root=str(directory.parent))
-        snapshot = look(found, ring_snapshot)[1]
-        if isinstance(snapshot, RingSnapshot):
-            return snapshot
-    return None
+        for _ in range(LOOKS):
+            with open(found.path, "rb") as file:
+                file.seek(found.offset)
+                snapshot = ring_snapshot(file.read())
+            if not snapshot.torn:
+                break
+    return snapshot
 
 
 def read_processes(directory: Path) -> tuple[Process, ...]:
