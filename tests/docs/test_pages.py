@@ -120,6 +120,8 @@ def test_options_in_prose_exist(page: Page, capsys: pytest.CaptureFixture[str]) 
         ("bench", "serve"),
         ("bench", "planner"),
         ("bench", "path"),
+        ("bench", "transport"),
+        ("top",),
         ("trace", "summary"),
         ("plan", "explain"),
         ("plan", "table2"),
