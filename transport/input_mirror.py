@@ -3,9 +3,10 @@
 Slot (a, m): the lead's line (INPUT_HEADER), the writer's line (MIRROR_HEADER), then T rows of hidden [T, D] float32, ids [T, K]
 int32 and weights [T, K] float32, packed, so that one write carries a target. The writer never touches the lead's line: bytes of a
 one-sided write are all there once its notification is, and not before, so the lead publishes on the notification, and everybody
-on the node reads in place as if the attention worker were a neighbour. Reuse is guarded as that of input slots (``exchange``), but an
-aborted target's rows may still be on their way when the next ones are written behind them: so writes are numbered, and the lead
-publishes what its notification is about, or nothing.
+on the node reads in place as if the attention worker were a neighbour.
+
+Reuse is guarded as that of input slots (``exchange``). But an aborted target's rows may still be on their way when the next ones
+are written behind them: so writes are numbered, and the lead publishes what its notification is about, or nothing.
 """
 
 from __future__ import annotations
