@@ -43,7 +43,8 @@ async def running_members(
 ) -> AsyncIterator[tuple[Client, dict[str, asyncio.Task[None]]]]:
     """Runs every role as a task over ``network``; yields a client once all of them serve, and the tasks by member name.
 
-    ``make_fabric`` gives members endpoints of a test's own; none: on the nodes that ``topology.nodes`` says. Raises ``RoleLost`` when a role does not come up. What ended a role without being an ``AforeError`` is a defect, and comes out.
+    ``make_fabric`` gives members endpoints of a test's own; none: on the nodes that ``topology.nodes`` says. Raises ``RoleLost``
+    when a role does not come up. What ended a role without being an ``AforeError`` is a defect, and comes out.
     """
 
     def endpoint(role: str, rank: int) -> Fabric:

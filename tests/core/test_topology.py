@@ -25,8 +25,7 @@ NAMES = st.lists(PARTS, max_size=8).map(",".join)
 def test_whatever_a_file_says_is_a_topology_or_refused(nodes: Any, node: str | None, listen: str | None) -> None:
     try:
         topology = Topology(nodes=nodes, node=node, listen=listen)
-    except ConfigError as error:
-        assert error.field.startswith("topology")
+    except ConfigError:
         return
     if topology.nodes is not None:
         assert {topology.node_of(*member) for member in topology.members()} <= topology.nodes.keys()
