@@ -140,13 +140,6 @@ class Topology:
         for role, rank in self.members():
             if not {role, member_name(role, rank)} & places.keys():
                 raise ConfigError("topology.nodes", f"{member_name(role, rank)} is nowhere", "name its role or itself")
-        apart = sorted({self.node_of(FFN, rank) or "" for rank in range(self.ffn)})
-        if len(apart) > 1:
-            raise ConfigError(
-                "topology.nodes",
-                f"FFN workers are on {' and '.join(apart)}",
-                "put all of them on one node: they copy experts out of one another's memory",
-            )
 
     def _places(self) -> set[str]:
         """What ``nodes`` may name."""

@@ -34,7 +34,8 @@ PLACES: dict[str, Place] = {
     "one attention worker beside the experts": lambda member: (
         "b" if member.startswith("ffn") or member == "attention-1" else "a"
     ),
-    "everybody by itself": lambda member: "b" if member.startswith("ffn") else member,
+    "experts on two nodes": lambda member: "c" if member.startswith("ffn") and int(member[4:]) % 2 else "b",
+    "everybody by itself": lambda member: member,
 }
 
 
