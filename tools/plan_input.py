@@ -121,7 +121,8 @@ def read_trace(directory: Path, sequence: int) -> Recording:
         )
     asked = planned[sequence].target
     assert asked is not None
-    targets, microbatches = [], 0
+    targets: list[Recorded] = []
+    microbatches = 0
     for number in sorted(planned):
         target = planned[number].target
         if target is None or number > sequence:
