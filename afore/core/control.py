@@ -8,7 +8,7 @@ from __future__ import annotations
 from afore.core.config import RunConfig
 from afore.core.record import record
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 """Raised with every change of a record or message; peers of different versions refuse each other."""
 
 # Membership: role -> hub

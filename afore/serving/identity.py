@@ -29,6 +29,7 @@ SECRET_LEAST = 16
 OWN = (
     "serve",
     "times",
+    "record_wire",
     "topology.rendezvous",
     "topology.rendezvous_remote",
     "topology.secret_file",
