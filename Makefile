@@ -8,7 +8,7 @@ PIP     = if test -t 1; then quiet=; else quiet=--quiet; fi; $(BIN)/pip install 
 # One OpenMP thread everywhere: a second one makes forked children hang in their first parallel region.
 export OMP_NUM_THREADS = 1
 
-.PHONY: run serve test lint types arrows wheel check doctor clean help
+.PHONY: run serve test softroce softbench lint types arrows wheel check doctor clean help
 
 run: $(READY)  ## install, then answer the 32 bundled prompts and print the table
 	$(BIN)/python -m afore.launch --demo
@@ -18,6 +18,14 @@ serve: $(READY)  ## install, then start the default topology and stay up
 
 test: $(READY)  ## install, then run the test suite
 	$(BIN)/python -m pytest
+
+softroce: $(READY)  ## the fabrics' suite over RDMA verbs, both bindings, in a small virtual machine (Debian 12, root)
+	@$(PIP) --editable ".[rdma]"
+	tests/softroce/run $(abspath $(BIN))/python
+
+softbench: $(READY)  ## the verbs fabric against its bindings' bare calls, in the same machine
+	@$(PIP) --editable ".[rdma]"
+	for api in pyverbs ibverbs; do PYTHONPATH=$(CURDIR) tests/softroce/vm -- $(abspath $(BIN))/python -m tests.softroce.bench --api $$api || exit; done
 
 lint: $(READY)  ## style and formatting
 	$(BIN)/ruff check .

@@ -109,6 +109,9 @@ def _line(kind: str, _: int, *rest: Any) -> str:
         peer, lane, _, region, offset, _, nbytes, notify = rest
         bell = "" if notify is None else f", notifies {notify:#010x}"
         return f"write    {Lane(lane).name.lower():<8}{peer} region {region} at {offset}, {nbytes:,} bytes{bell}"
+    if kind == "read":
+        peer, lane, _, region, offset, nbytes = rest
+        return f"read     {Lane(lane).name.lower():<8}{peer} region {region} at {offset}, {nbytes:,} bytes"
     if kind == "message":
         way, channel, peer, message = rest
         fields = ", ".join(f"{name}={value!r}" for name, value in message.items() if name != "@")

@@ -122,6 +122,14 @@ class Link(Protocol):
         """
         ...
 
+    async def read(self, remote: RegionKey, offset: int, into: memoryview, *, timeout_us: float) -> None:
+        """Fills ``into`` (flat bytes) from ``offset`` of the peer's region, one-sided, behind what this link wrote before.
+
+        Where it raises, or is cancelled, ``into`` may hold a part, and verbs may still change it until the link is closed.
+        Raises as ``write`` does.
+        """
+        ...
+
     async def close(self) -> None:
         """Ends waiting writers with ``LinkClosed``; what was written arrives. Idempotent."""
         ...

@@ -173,6 +173,14 @@ class InputSlots:
         self.publish(target, tokens)
 
 
+def meant(word: int) -> Target | None:
+    """The target of a slot's first word; None for one that names none: nobody wrote that, so nothing has come."""
+    try:
+        return Target.from_word(word)
+    except ValueError:
+        return None
+
+
 class InputReader:
     """An FFN worker's view of one attention worker's input slots, in place."""
 
@@ -187,10 +195,10 @@ class InputReader:
         self._views = tuple(layout.input_arrays(region, m) for m in range(layout.num_microbatches))
 
     def holds(self, microbatch: int) -> Target | None:
-        """The target whose inputs the slot holds; None before the first of this epoch."""
+        """The target whose inputs the slot holds; None before the first of this epoch, and for a damaged header."""
         word = self._layout.input_offset(microbatch) // WORD
         target = self._words[word]
-        return Target.from_word(target) if target and self._words[word + _EPOCH_WORD] == self._epoch else None
+        return meant(target) if target and self._words[word + _EPOCH_WORD] == self._epoch else None
 
     def read(self, microbatch: int, target: Target) -> Inputs | None:
         """Views hidden [T, D], ids [T, K], weights [T, K] once the slot holds ``target``; None before.

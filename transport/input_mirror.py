@@ -15,7 +15,7 @@ import numpy as np
 from afore.core.errors import WireError
 from afore.core.target import Target
 from afore.core.topology import ATTENTION, member_name
-from afore.transport.exchange import F32, I32, ExchangeLayout, Inputs
+from afore.transport.exchange import F32, I32, ExchangeLayout, Inputs, meant
 from afore.transport.publish import publishing_words
 from afore.transport.records import CACHE_LINE, HIDDEN_DTYPE, ID_DTYPE, INPUT_HEADER, WORD, align
 
@@ -163,17 +163,23 @@ class MirrorReader:
         ]
 
     def holds(self, microbatch: int) -> Target | None:
-        """The target whose inputs the slot holds; None before the first of this epoch."""
+        """The target whose inputs the slot holds; None before the first of this epoch, and for a damaged header."""
         word = self._offsets_M[microbatch]
         target = self._words[word]
-        return Target.from_word(target) if target and self._words[word + _EPOCH_WORD] == self._epoch else None
+        return meant(target) if target and self._words[word + _EPOCH_WORD] == self._epoch else None
 
     def read(self, microbatch: int, target: Target) -> Inputs | None:
-        """Views hidden [T, D], ids [T, K], weights [T, K] once the slot holds ``target``; None before."""
+        """Views hidden [T, D], ids [T, K], weights [T, K] once the slot holds ``target``; None before.
+
+        Raises ``WireError`` for a header with more than T_max rows.
+        """
         word = self._offsets_M[microbatch]
         if self._words[word] != target.word() or self._words[word + _EPOCH_WORD] != self._epoch:
             return None
-        return self._rows_M[microbatch].views(self._words[word + _TOKENS_WORD])
+        tokens, limit = self._words[word + _TOKENS_WORD], self._layout.exchange.max_tokens
+        if tokens > limit:
+            raise WireError("its lead", f"announces {tokens} rows of {target}, its slots hold {limit}")
+        return self._rows_M[microbatch].views(tokens)
 
 
 def _region(buffer: memoryview, layout: MirrorLayout) -> memoryview:

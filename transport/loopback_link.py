@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from afore.core.clock import Clock
+from afore.core.clock import Clock, deadline
 from afore.core.errors import LinkClosed, PeerLost, RegionRevoked
 from afore.transport.api import Buffer, Lane, Notification, RegionKey
 from afore.transport.buffers import flat, refuse_bounds, refuse_foreign, require_immediate, revoked
@@ -153,6 +153,25 @@ class LoopbackLink:
             self._land(region, offset, payload, notify)
         else:
             self._send(self._wire, region, offset, bytes(payload), notify)
+
+    async def read(self, remote: RegionKey, offset: int, into: memoryview, *, timeout_us: float) -> None:
+        self._require_usable()
+        if remote.fabric != "loopback" or remote.address != self.peer:
+            raise refuse_foreign(remote, self.peer, "is not this peer's")
+        region = self._target.region_of(remote)
+        if not 0 <= offset <= remote.nbytes - len(into):
+            raise refuse_bounds(remote, offset, len(into))
+        if self._wire is not None:
+            # The request flies behind what was written, and the bytes fly back.
+            now_ns = self._clock.now_ns()
+            there = self._wire.fly(now_ns, 0)
+            back = self._wire.fly(there.lands_ns, len(into))
+            async with deadline(timeout_us, peer=self.peer, operation=f"read of region {remote.region}"):
+                await self._clock.sleep_us((back.lands_ns - now_ns) * 1e-3)
+            self._require_usable()
+            if not region.open:
+                raise revoked(remote)
+        into[:] = region.buffer[offset : offset + len(into)]
 
     def _send(self, wire: Wire, region: LoopbackRegion, offset: int, payload: bytes, notify: int | None) -> None:
         now_ns = self._clock.now_ns()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from afore.core.errors import ConfigError
-from afore.core.topology import FFN, SCHEDULER, member_name
+from afore.core.topology import FFN, SCHEDULER
 from afore.transport.api import Fabric
 
 Endpoints = Mapping[tuple[str, int], str]
@@ -42,14 +41,3 @@ class Nodes:
     def ring_is_mirrored(self) -> bool:
         """Whether each node with FFN workers has a copy of the plan ring: where not all of them are beside the scheduler."""
         return any(node != self._node_of[SCHEDULER, 0] for node in self._leads)
-
-    def check(self) -> None:
-        """Raises ``ConfigError`` for a spread that this version cannot serve."""
-        first = self._node_of[FFN, 0]
-        for (role, rank), node in self._node_of.items():
-            if role == FFN and node != first:
-                raise ConfigError(
-                    "topology",
-                    f"{member_name(role, rank)} is on node {node!r}, {member_name(FFN, 0)} on {first!r}",
-                    "run all FFN workers on one node: they copy experts out of one another's memory",
-                )

@@ -146,6 +146,11 @@ class _RecordingLink:
             self._fabric.note_bell(notify)
         await self._inner.write(remote, offset, data, notify=notify, timeout_us=timeout_us)
 
+    async def read(self, remote: RegionKey, offset: int, into: memoryview, *, timeout_us: float) -> None:
+        where = remote.address, remote.region, offset
+        self._fabric.log.add("read", self.peer, int(self.lane), *where, into.nbytes)
+        await self._inner.read(remote, offset, into, timeout_us=timeout_us)
+
     async def close(self) -> None:
         await self._inner.close()
 

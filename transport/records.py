@@ -211,11 +211,20 @@ FRAME: Final = Record(
 FRAME_NOTIFIES: Final = 1
 """Flag: the owner gets ``immediate`` once the payload lies in the region."""
 
+FRAME_READS: Final = 2
+"""Flag: no payload follows; the writer wants ``nbytes`` from there, and ``immediate`` numbers its request."""
+READ_LIMIT: Final = 1 << 20
+"""Bytes of one request: what an owner may have to keep for a peer that does not take it."""
+
 NEWS_MAGIC: Final = magic(b"AFNW")
 NEWS: Final = Record(("magic", "I"), ("kind", "I"), ("value", "Q"))
 NEWS_CREDIT: Final = 1
 """``value`` notifications were taken."""
 NEWS_REVOKED: Final = 2
 """The region whose token is ``value`` is closed, or was of an earlier life of its owner."""
+NEWS_READ: Final = 3
+"""What request ``value`` asked for follows, all of it."""
+NEWS_UNREAD: Final = 4
+"""Request ``value`` asked a region that is closed."""
 LINK_TERMS: Final = Record(("credits", "I"))
 """The owner's last word in a link's handshake: notifications that may wait at its regions."""

@@ -112,6 +112,18 @@ class ShmLink:
             self._ring.push(remote.region << 32 | notify)
             os.eventfd_write(self._doorbell_fd, 1)
 
+    async def read(self, remote: RegionKey, offset: int, into: memoryview, *, timeout_us: float) -> None:
+        if self._ending is not None:
+            raise self._ending()
+        target = self._targets.get(remote.token)
+        if target is None or (target.key is not remote and target.key != remote):
+            target = self._reach(remote)
+        if offset < 0 or offset + len(into) > remote.nbytes:
+            raise refuse_bounds(remote, offset, len(into))
+        if target.state[STATE_WORD] != LIVE:
+            raise self._drop(target)
+        into[:] = target.view[offset : offset + len(into)]
+
     async def _wait_turn(self, remote: RegionKey, needs_credit: bool, timeout_us: float) -> None:
         def may_go() -> bool:
             if self._ending is not None:

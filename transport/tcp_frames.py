@@ -15,10 +15,14 @@ from afore.transport.records import (
     FRAME,
     FRAME_MAGIC,
     FRAME_NOTIFIES,
+    FRAME_READS,
     NEWS,
     NEWS_CREDIT,
     NEWS_MAGIC,
+    NEWS_READ,
     NEWS_REVOKED,
+    NEWS_UNREAD,
+    READ_LIMIT,
 )
 
 STAGING_BYTES = 16 << 10
@@ -42,6 +46,10 @@ class Landing(Protocol):
 
     def dropped(self) -> None:
         """A notification of a write that was dropped: its credit goes back."""
+        ...
+
+    def asked(self, memory: memoryview | None, request: int) -> None:
+        """The writer wants these bytes; nothing where the region is closed."""
         ...
 
 
@@ -113,13 +121,17 @@ class FrameReader:
 
     def _begin(self, at: int) -> None:
         magic, flags, region, immediate, token, offset, nbytes = FRAME.unpack_from(self._staging, at)
-        if magic != FRAME_MAGIC or flags & ~FRAME_NOTIFIES or nbytes >= PAYLOAD_LIMIT:
+        limit = READ_LIMIT + 1 if flags == FRAME_READS else PAYLOAD_LIMIT
+        if magic != FRAME_MAGIC or flags not in (0, FRAME_NOTIFIES, FRAME_READS) or nbytes >= limit:
             raise WireError(self._peer, f"no frame (magic {magic:#x}, flags {flags:#x}, {nbytes} bytes)")
         target = self._landing.find(region, token)
         if target is not None and offset + nbytes > len(target):
             raise WireError(
-                self._peer, f"a write of {nbytes} bytes at {offset} of region {region}, which has {len(target)}"
+                self._peer, f"a write or read of {nbytes} bytes at {offset} of region {region}, which has {len(target)}"
             )
+        if flags == FRAME_READS:
+            self._landing.asked(None if target is None else target[offset : offset + nbytes], immediate)
+            return
         self._region = region
         self._immediate = immediate if flags & FRAME_NOTIFIES else -1
         self._target = target
@@ -143,6 +155,22 @@ class Told(Protocol):
 
     def revoked(self, token: int) -> None: ...
 
+    def answered(self, request: int) -> memoryview | None:
+        """Where the bytes of the oldest request belong, all of it; nothing where nobody wants them any more, see ``wanted``."""
+        ...
+
+    def wanted(self) -> int:
+        """Bytes that the oldest request asked for."""
+        ...
+
+    def filled(self) -> None:
+        """They are all there."""
+        ...
+
+    def unread(self, request: int) -> None:
+        """The oldest request asked a region that is closed."""
+        ...
+
 
 class NewsReader:
     """What the owner of regions tells their writer."""
@@ -151,19 +179,55 @@ class NewsReader:
         self._peer = peer
         self._told = told
         self._partial = b""
+        self._target: memoryview | None = None
+        """Where the answer to a read goes; None: nobody wants it."""
+        self._at = 0
+        self._left = 0
+        """Bytes of it that are to come."""
 
     def received(self, data: Buffer) -> None:
         """The next bytes. Raises ``WireError``."""
-        data = self._partial + data
-        whole = len(data) - len(data) % _NEWS_BYTES
-        for at in range(0, whole, _NEWS_BYTES):
-            magic, kind, value = NEWS.unpack_from(data, at)
-            if magic != NEWS_MAGIC:
-                raise WireError(self._peer, f"no news (magic {magic:#x})")
-            if kind == NEWS_CREDIT:
-                self._told.credit(value)
-            elif kind == NEWS_REVOKED:
-                self._told.revoked(value)
-            else:
-                raise WireError(self._peer, f"news of an unknown kind {kind}")
-        self._partial = data[whole:]
+        view = memoryview(data)
+        at = 0
+        while at < len(view):
+            if self._left:
+                at += self._fill(view[at:])
+                continue
+            if self._partial or len(view) - at < _NEWS_BYTES:
+                more = _NEWS_BYTES - len(self._partial)
+                self._partial += view[at : at + more]
+                at += more
+                if len(self._partial) == _NEWS_BYTES:
+                    record, self._partial = self._partial, b""
+                    self._take(record, 0)
+                continue
+            self._take(view, at)
+            at += _NEWS_BYTES
+
+    def _fill(self, data: memoryview) -> int:
+        """Bytes of an answer that are taken."""
+        here = min(self._left, len(data))
+        if self._target is not None:
+            self._target[self._at : self._at + here] = data[:here]
+        self._at += here
+        self._left -= here
+        if not self._left:
+            self._target = None
+            self._told.filled()
+        return here
+
+    def _take(self, data: bytes | memoryview, at: int) -> None:
+        magic, kind, value = NEWS.unpack_from(data, at)
+        if magic != NEWS_MAGIC:
+            raise WireError(self._peer, f"no news (magic {magic:#x})")
+        if kind == NEWS_CREDIT:
+            self._told.credit(value)
+        elif kind == NEWS_REVOKED:
+            self._told.revoked(value)
+        elif kind == NEWS_READ:
+            self._target = self._told.answered(value)
+            self._at, self._left = 0, self._told.wanted()
+        elif kind == NEWS_UNREAD:
+            self._told.unread(value)
+        else:
+            raise WireError(self._peer, f"news of an unknown kind {kind}")

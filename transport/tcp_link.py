@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Protocol
 
+from afore.core.clock import deadline
 from afore.core.errors import LinkClosed, PeerLost, TransportError, WireError
 from afore.transport.api import Buffer, Lane, Notification, RegionKey
 from afore.transport.buffers import flat, refuse_bounds, refuse_foreign, require_immediate, revoked
@@ -16,19 +17,24 @@ from afore.transport.records import (
     FRAME,
     FRAME_MAGIC,
     FRAME_NOTIFIES,
+    FRAME_READS,
     NEWS,
     NEWS_CREDIT,
     NEWS_MAGIC,
+    NEWS_READ,
     NEWS_REVOKED,
+    NEWS_UNREAD,
+    READ_LIMIT,
 )
 from afore.transport.tcp_frames import FrameReader, NewsReader
+from afore.transport.tcp_reads import Reads
 from afore.transport.tcp_stream import SendStream
 
 LINGER_S = 1.0
 """How long ``close`` waits for the peer to take what was written."""
 _READS_PER_WAKE = 16
 """Reads of one link before others have their turn."""
-_NEWS_ROOM = 4096
+_NEWS_ROOM = 64 << 10
 _REMEMBERED = 4096
 """Closed regions that a writer remembers."""
 
@@ -71,6 +77,7 @@ class TcpLink:
         self._turnstile = Turnstile()
         self._ending: Callable[[], TransportError] | None = None
         self._closed = False
+        self._reads = Reads(peer, self._check)
         self._news = NewsReader(peer, self)
         self._room = memoryview(bytearray(_NEWS_ROOM))
         self._stream = SendStream(sock, peer, readable=self._on_readable, room=self._turnstile.poke)
@@ -101,9 +108,7 @@ class TcpLink:
         if notify is not None and notify >> 32:
             require_immediate(notify, self._peer)
         if self._turnstile or not self._may_go(notify is not None):
-            await self._wait_turn(remote, notify is not None, timeout_us)
-            if self._grants.get(remote.token) is not grant:
-                raise revoked(remote)
+            await self._wait_turn(remote, grant, notify is not None, timeout_us)
         # From here on nothing suspends: the frame goes out whole, or the link ends.
         head = FRAME.pack(
             FRAME_MAGIC,
@@ -114,24 +119,72 @@ class TcpLink:
             offset,
             nbytes,
         )
+        self._send(head, data)
+        if notify is not None:
+            self._credits -= 1
+
+    async def read(self, remote: RegionKey, offset: int, into: memoryview, *, timeout_us: float) -> None:
+        if self._ending is not None:
+            raise self._ending()
+        grant = self._grants.get(remote.token)
+        if grant is None or (grant.key is not remote and grant.key != remote):
+            grant = self._reach(remote)
+        if offset < 0 or offset + len(into) > remote.nbytes:
+            raise refuse_bounds(remote, offset, len(into))
+        number = grant.number
+
+        def ask(at: int, nbytes: int, request: int) -> None:
+            if number in self._over:
+                raise revoked(remote)
+            self._send(FRAME.pack(FRAME_MAGIC, FRAME_READS, remote.region, request, number, at, nbytes), b"")
+
+        operation = f"read of region {remote.region} on lane {self._lane.name.lower()}"
+        async with deadline(timeout_us, peer=self._peer, operation=operation, hint="its owner does not answer"):
+            await self._reads.read(offset, into, ask, lambda: revoked(remote))
+
+    def _check(self) -> None:
+        if self._ending is not None:
+            raise self._ending()
+
+    def _send(self, head: bytes, data: Buffer) -> None:
         try:
             self._stream.send(head, data)
         except PeerLost as error:
             self._lose(error)
             raise
-        if notify is not None:
-            self._credits -= 1
+
+    def answered(self, request: int) -> memoryview | None:
+        """As ``Told.answered``."""
+        return self._reads.answered(request)
+
+    def wanted(self) -> int:
+        """As ``Told.wanted``."""
+        return self._reads.wanted()
+
+    def filled(self) -> None:
+        """As ``Told.filled``."""
+        self._reads.filled()
+
+    def unread(self, request: int) -> None:
+        """As ``Told.unread``."""
+        self._reads.unread(request)
 
     def _may_go(self, needs_credit: bool) -> bool:
         if self._ending is not None:
             raise self._ending()
         return self._stream.queued_bytes < self._unsent_limit and (not needs_credit or self._credits > 0)
 
-    async def _wait_turn(self, remote: RegionKey, needs_credit: bool, timeout_us: float) -> None:
+    async def _wait_turn(self, remote: RegionKey, grant: Grant, needs_credit: bool, timeout_us: float) -> None:
+        def may_go() -> bool:
+            room = self._may_go(needs_credit)
+            if self._grants.get(remote.token) is not grant:
+                raise revoked(remote)
+            return room
+
         crowded = self._stream.queued_bytes >= self._unsent_limit
         why = "it does not read" if crowded else "no credit for a notification"
         await self._turnstile.enter(
-            lambda: self._may_go(needs_credit),
+            may_go,
             timeout_us,
             peer=self._peer,
             what=f"write to region {remote.region} on lane {self._lane.name.lower()}: {why}",
@@ -181,6 +234,7 @@ class TcpLink:
     def _lose(self, error: TransportError) -> None:
         if self._ending is None:
             self._ending = lambda: type(error)(error.peer, error.operation, error.hint)
+        self._reads.ended()
         self._stream.close()
         self._turnstile.poke()
 
@@ -192,6 +246,7 @@ class TcpLink:
             self._closed = True
             self._ending = lambda: LinkClosed(self._peer, "the link was closed on this side", "connect again")
             self._turnstile.poke()
+            self._reads.ended()
             self._grants.clear()
             self._tokens.clear()
             self._stream.finish()
@@ -264,6 +319,16 @@ class TcpInbound:
         """As ``Landing.dropped``."""
         self._count_one()
         self.give_back(1)
+
+    def asked(self, memory: memoryview | None, request: int) -> None:
+        """As ``Landing.asked``."""
+        if memory is None:
+            self._tell(NEWS_UNREAD, request)
+        elif self._stream.open:
+            if self._stream.queued_bytes > READ_LIMIT:
+                raise WireError(self._peer, "it asks for more without taking what it was sent")
+            with suppress(PeerLost):  # reading says so too, after what is still there
+                self._stream.send(NEWS.pack(NEWS_MAGIC, NEWS_READ, request), memory)
 
     def _count_one(self) -> None:
         self._waiting += 1

@@ -4,6 +4,7 @@
 
     ["region", t_ns, label, [[fabric, address, region, nbytes, token], …]]   registered here, by every key that leads to it
     ["write", t_ns, peer, lane, address, region, offset, data, nbytes, notify]   a one-sided write, before it is made
+    ["read", t_ns, peer, lane, address, region, offset, nbytes]   a one-sided read, before it is made
     ["message", t_ns, "in" | "out", channel, peer, map]   of a control channel
     ["entry", t_ns, sequence, bytes]   of the plan ring of this endpoint, when it is announced
     ["end", t_ns, records, dropped]

@@ -27,6 +27,7 @@ from afore.transport.ring import RingReader
 from afore.transport.ring_mirror import RingCopies
 from afore.transport.session import Directory, RoleContext
 from afore.workers.belfry import Belfry
+from afore.workers.far_experts import FarStore
 from afore.workers.ffn_epoch import Epoch
 from afore.workers.ffn_regions import BELLS, INPUTS, RING, OwnRegions
 from afore.workers.ffn_worker import Worker, load_worker, worker_shapes
@@ -80,8 +81,16 @@ async def connect(ctx: RoleContext, worker: Worker, own: OwnRegions, directory: 
         return await directory.connect(FFN, rank, Lane.DEMAND), directory.key(FFN, rank, label)
 
     peers_N: list[Peer] = []
+    far_stores: dict[int, FarStore] = {}
     for rank, (layout, shape) in enumerate(worker_shapes(ctx, worker.spec)):
-        buffer = worker.region.buffer if rank == ctx.rank else mapped(FFN, rank, "experts").buffer
+        if rank == ctx.rank:
+            buffer = worker.region.buffer
+        elif nodes.together((FFN, rank), (FFN, ctx.rank)):
+            buffer = mapped(FFN, rank, "experts").buffer
+        else:
+            link, key = await directory.connect(FFN, rank, Lane.DATA), directory.key(FFN, rank, "experts")
+            far_stores[rank] = FarStore(link, key, shape, layout, timeout_us=timeout_us)
+            buffer = far_stores[rank].buffer
         peer = worker.parts.peer(buffer, shape, layout)
         stack.callback(peer.close)
         peers_N.append(peer)
@@ -120,6 +129,7 @@ async def connect(ctx: RoleContext, worker: Worker, own: OwnRegions, directory: 
         keepers=own.keepers(belfry, neighbours, timeout_us=timeout_us),
         layouts=layouts,
         peers_N=peers_N,
+        far_stores=far_stores,
         group=group,
         ring=ring,
         copies=copies,

@@ -19,6 +19,7 @@ from afore.transport.ring_mirror import RingCopies
 from afore.transport.session import HUB, HubSession, RoleContext
 from afore.workers.belfry import Belfry
 from afore.workers.device.base import CopyJob
+from afore.workers.far_experts import FarExperts, FarStore
 from afore.workers.ffn_worker import Worker
 from afore.workers.ffn_world import Peer
 from afore.workers.group.base import Group
@@ -44,6 +45,7 @@ class Epoch:
         keepers: Mapping[str, MirrorKeeper],
         layouts: Layouts,
         peers_N: list[Peer],
+        far_stores: Mapping[int, FarStore],
         group: Group,
         ring: RingReader,
         copies: RingCopies | None,
@@ -77,7 +79,9 @@ class Epoch:
             tracer=ctx.tracer,
             make_job=self._copy_job,
             patience_us=times.target_s * 1e6,
+            remote=FarExperts(far_stores, self._primaries_E) if far_stores else None,
         )
+        self._fetches = bool(far_stores)
         self.sequencer = Sequencer(
             rank=ctx.rank,
             device=worker.parts.device,
@@ -144,6 +148,8 @@ class Epoch:
             "sequencer": self.sequencer.run(),
             "completer": self.sequencer.complete(),
         }
+        if self._fetches:
+            coros["fetcher"] = self.migrator.fetch()
         if self._inputs_watch is not None:
             coros["inputs"] = self._inputs_watch.run()
         for label, keeper in self._keepers.items():

@@ -29,9 +29,8 @@ class OwnRegions:
     def __init__(
         self, ctx: RoleContext, spec: ModelSpec, epoch: int, members: Sequence[control.Member], stack: ExitStack
     ) -> None:
-        """Raises ``ConfigError`` for members that are spread as this version cannot serve, ``HostError``."""
+        """Raises ``HostError``."""
         nodes = Nodes(ctx.fabric, {(m.role, m.rank): m.endpoint for m in members})
-        nodes.check()
         layouts: Layouts = layouts_for(ctx.config, spec)
         self._ctx = ctx
         self._stack = stack

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from afore.core.clock import Clock, deadline
 from afore.core.errors import DeadlineExceeded, SlotError
@@ -47,6 +49,15 @@ class Readiness:
     event: Event
 
 
+@record
+class _Fetch:
+    """A copy that waits for its source."""
+
+    held: HeldCopy
+    before: Event | None
+    since_ns: int
+
+
 @dataclass(slots=True)
 class MigrationCounts:
     """What the progress watch looks at."""
@@ -55,6 +66,14 @@ class MigrationCounts:
     landed: int = 0
     overdue: int = 0
     """Times a copy was found still running after the watch's patience."""
+
+
+class RemoteExperts(Protocol):
+    """Primaries on other nodes, which must be brought here before they can be copied."""
+
+    def has(self, held: HeldCopy) -> bool: ...
+
+    async def fetch(self, held: HeldCopy) -> None: ...
 
 
 class Migrator:
@@ -73,8 +92,13 @@ class Migrator:
         tracer: Tracer,
         make_job: Callable[[HeldCopy], CopyJob],
         patience_us: float,
+        remote: RemoteExperts | None = None,
     ) -> None:
         self._name = name
+        self._remote = remote
+        self._to_fetch: asyncio.Queue[_Fetch] = asyncio.Queue()
+        self._coming: Counter[tuple[int, int]] = Counter()
+        """Copies into each slot whose sources are being fetched: what comes after them into the slot waits for its turn."""
         self._table = table
         self._stream = device.migration_stream
         self._clock = clock
@@ -186,6 +210,33 @@ class Migrator:
     def _start(self, arrived: int = -1, before: Event | None = None) -> None:
         """Submits what may start. Copies of the entry ``arrived`` also wait for ``before``."""
         startable = self._table.take_startable()
+        if self._remote is not None:
+            startable = [held for held in startable if not self._set_aside(self._remote, held, arrived, before)]
+        self._submit_all(startable, arrived, before)
+
+    def _set_aside(self, remote: RemoteExperts, held: HeldCopy, arrived: int, before: Event | None) -> bool:
+        """Whether a copy must wait for its source, or behind one that does."""
+        key = (held.layer, held.slot)
+        if remote.has(held) and not self._coming[key]:
+            return False
+        self._coming[key] += 1
+        self._to_fetch.put_nowait(_Fetch(held, before if held.generation == arrived else None, self._clock.now_ns()))
+        return True
+
+    async def fetch(self) -> None:
+        """Brings sources from other nodes, one after another, and submits their copies. Never returns."""
+        assert self._remote is not None
+        while True:
+            waiting = await self._to_fetch.get()
+            held = waiting.held
+            if not self._remote.has(held):
+                await self._remote.fetch(held)
+            self._coming[held.layer, held.slot] -= 1
+            self._submit_all([held], held.generation, waiting.before, since_ns=waiting.since_ns)
+
+    def _submit_all(
+        self, startable: Sequence[HeldCopy], arrived: int, before: Event | None, since_ns: int | None = None
+    ) -> None:
         if not startable:
             return
         # A batch has one completion event, and its copies may run side by side: two fills of one slot must not share one, and
@@ -208,11 +259,11 @@ class Migrator:
             uses += waits
             (behind if waits else free).append(held)
         if free:
-            self._submit(free, ())
+            self._submit(free, (), since_ns)
         if behind:
-            self._submit(behind, uses)
+            self._submit(behind, uses, since_ns)
         for held in again:
-            self._submit([held], ())
+            self._submit([held], (), since_ns)
         self._any_submitted.set()
 
     def _uses_ahead(self, key: tuple[int, int]) -> list[Event]:
@@ -220,8 +271,9 @@ class Migrator:
         use = self._last_use.pop(key, None)
         return [] if use is None else [use]
 
-    def _submit(self, batch: Sequence[HeldCopy], uses: Sequence[Event]) -> None:
-        begin_ns = self._clock.now_ns()
+    def _submit(self, batch: Sequence[HeldCopy], uses: Sequence[Event], since_ns: int | None) -> None:
+        """``since_ns``: when the copy could have been submitted, had its source been here; its time counts from there."""
+        begin_ns = self._clock.now_ns() if since_ns is None else since_ns
         target = batch[0].target
         for use in dict.fromkeys(uses):
             self._stream.wait(use)

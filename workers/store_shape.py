@@ -93,6 +93,17 @@ class StoreShape:
         """Where ``down_bias`` of a layer begins; nothing lies there without biases."""
         return self.gate_up_bias_offset(layer) + self._gate_up_bias_nbytes
 
+    def primary_spans(self, layer: int, row: int) -> list[tuple[int, int]]:
+        """(offset, bytes) of everything that belongs to the primary in ``row``, its checksum too."""
+        up, down = 2 * self.expert_size, self.hidden_size
+        wide, narrow = up * self.hidden_size * _F32_BYTES, down * self.expert_size * _F32_BYTES
+        spans = [(self.gate_up_offset(layer) + row * wide, wide), (self.down_offset(layer) + row * narrow, narrow)]
+        if self.form.biases:
+            spans.append((self.gate_up_bias_offset(layer) + row * up * _F32_BYTES, up * _F32_BYTES))
+            spans.append((self.down_bias_offset(layer) + row * down * _F32_BYTES, down * _F32_BYTES))
+        spans.append((self.checksums_offset + (layer * self.num_primaries + row) * 4, 4))
+        return spans
+
     @property
     def bias_rows(self) -> int:
         """S, or 0 for experts without biases."""

@@ -190,6 +190,33 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerbsOptions:
+    """RDMA between nodes, for this process. What is none is chosen, and the choice explained (``python -m afore.tools.doctor``)."""
+
+    api: Literal["auto", "pyverbs", "ibverbs"] = "auto"
+    """The Python binding; auto takes pyverbs where it can be imported."""
+    device: str | None = None
+    """The RDMA device, as ``rdma link`` names it; none takes the nearest."""
+    port: int | None = None
+    """Its port."""
+    gid_index: int | None = None
+    """Index of the source address in the port's GID table; none prefers RoCE v2 over IPv4, link-local last."""
+    mtu_bytes: int | None = None
+    """Payload of one packet: 256, 512, 1024, 2048 or 4096."""
+    ack_timeout_us: float = 1e6
+    """How long a packet may stay unanswered before it is sent again."""
+    retry_count: int = 7
+    """How often it is; then the link is lost."""
+
+    def __post_init__(self) -> None:
+        _at_least("verbs", 1, 255, port=self.port)
+        _at_least("verbs", 0, 65_535, gid_index=self.gid_index)
+        _at_least("verbs", 256, 4096, mtu_bytes=self.mtu_bytes)
+        _at_least("verbs", 1, 4.096 * 2**31, ack_timeout_us=self.ack_timeout_us)
+        _at_least("verbs", 0, 7, retry_count=self.retry_count)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One run of a cluster. Every role gets the same one."""
 
@@ -215,6 +242,8 @@ class RunConfig:
     """Deadlines."""
     device: DeviceOptions = field(default_factory=DeviceOptions)
     """FFN devices."""
+    verbs: VerbsOptions = field(default_factory=VerbsOptions)
+    """RDMA between nodes."""
     trace: str | None = None
     """Directory for span files; none writes none."""
     record_wire: str | None = None

@@ -42,8 +42,9 @@ class Topology:
     """R: redundant expert slots of each FFN worker and MoE layer."""
     redundant_slots_per_worker: tuple[int, ...] | None = None
     """R for each FFN worker where they differ; overrides ``redundant_slots``."""
-    fabric: Literal["auto", "shm", "tcp", "loopback"] = "auto"
-    """How bytes move: inside a node shm, between nodes the one that is named, or what both sides have; loopback in one process."""
+    fabric: Literal["auto", "shm", "tcp", "verbs", "loopback"] = "auto"
+    """How bytes move: inside a node shm; between nodes the one that is named, or with auto verbs where both sides can, else tcp;
+    loopback in one process."""
     nodes: dict[str, str] | None = None
     """Who is where, as {a: "door,attention,prefill", b: "scheduler,ffn"}; nodes share no memory. None: one node."""
     node: str | None = None

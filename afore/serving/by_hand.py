@@ -118,7 +118,7 @@ class _Process:
         self._console = Console(highlight=False, markup=False, emoji=False)
         self._host, self._port, self._cluster = rendezvous.place(config.topology, cluster)
         self._secret = read_secret(config.topology.secret_file)
-        self._here = Whereabouts(config.topology, (self._host, self._port), self._secret)
+        self._here = Whereabouts(config, (self._host, self._port), self._secret)
         self._me = f"{host_id()}/{os.getpid()}/{start_ticks(os.getpid())}/{secrets.token_hex(8)}"
         self._opened = False
         """Whether this process is the door of a cluster that others can find."""

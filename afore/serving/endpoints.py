@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import logging
 import socket
 import zlib
 from pathlib import Path
-from typing import Any
 
-from afore.core.config import RunConfig
-from afore.core.errors import ClusterLost, ConfigError
-from afore.core.topology import DOOR, Topology, is_loopback, member_name
+from afore.core.config import RunConfig, VerbsOptions
+from afore.core.errors import ClusterLost, ConfigError, HostError
+from afore.core.topology import DOOR, Topology, member_name
 from afore.serving.identity import ClusterIdentity
 from afore.serving.spec import HUB_ADDRESS
 from afore.transport.api import Fabric
 from afore.transport.routed import FarFabric, RoutedFabric
 from afore.transport.shm import ShmConfig, ShmFabric
 from afore.transport.tcp import TcpConfig, TcpFabric
+
+log = logging.getLogger(__name__)
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 LOOPBACK = "127.0.0.1"
@@ -53,24 +54,56 @@ def run_id_on(cluster: str, node: str, home: str) -> str:
     return f"{cluster[: RUN_ID_LENGTH - 9]}.{zlib.crc32(node.encode()):08x}"
 
 
-def open_endpoint(near: ShmFabric, topology: Topology, node: str | None, *, host: str, secret: bytes | None) -> Fabric:
-    """An endpoint over ``near``, which it owns: that alone where ``node`` is None, else reached from other nodes at ``host`` too.
+def far_fabrics(fabric: str, options: VerbsOptions, *, host: str, secret: bytes, label: str) -> dict[str, FarFabric]:
+    """What other nodes reach this process by, the preferred first; each listens at ``host``.
 
-    Raises ``ConfigError`` (no secret beyond loopback), ``HostError`` (nothing free to listen at).
+    Raises ``ConfigError`` (no secret beyond loopback), ``HostError`` (nothing free to listen at; no RDMA where that is asked for).
     """
-    if node is None:
-        return near
-    shown = f"[{host}]" if ":" in host else host
+    listen = f"[{host}]:0" if ":" in host else f"{host}:0"
     far: dict[str, FarFabric] = {}
-    if topology.fabric in ("auto", "tcp"):
-        far["tcp"] = TcpFabric(TcpConfig(listen=f"{shown}:0", secret=secret))
-    return RoutedFabric(node, near, far)
+    if fabric in ("auto", "verbs"):
+        try:
+            far["verbs"] = _verbs(options, listen, secret, label)
+        except HostError as error:
+            if fabric == "verbs":
+                raise
+            log.info("%s: no verbs between nodes: %s", label, error)
+    if fabric in ("auto", "tcp"):
+        far["tcp"] = TcpFabric(TcpConfig(listen=listen, secret=secret, label=label))
+    return far
+
+
+def _verbs(options: VerbsOptions, listen: str, secret: bytes, label: str) -> FarFabric:
+    # Only here: the bindings are an extra that most machines have no use for.
+    from afore.transport.verbs.config import VerbsConfig
+    from afore.transport.verbs.fabric import VerbsFabric
+
+    fabric = VerbsFabric(
+        VerbsConfig(
+            listen=listen,
+            secret=secret,
+            label=label,
+            api=options.api,
+            device=options.device,
+            port=options.port,
+            gid_index=options.gid_index,
+            mtu_bytes=options.mtu_bytes,
+            ack_timeout_us=options.ack_timeout_us,
+            retry_count=options.retry_count,
+        )
+    )
+    log.info("%s: verbs between nodes: %s", label, "; ".join(fabric.choice))
+    return fabric
 
 
 def member_endpoint(config: RunConfig, role: str, rank: int, near: ShmFabric) -> Fabric:
-    """The endpoint of a member whose cluster runs on this machine alone, on the node that the topology gives it."""
+    """The endpoint of a member whose cluster runs on this machine alone, on the node that the topology gives it; owns ``near``."""
     node = config.topology.node_of(role, rank)
-    return open_endpoint(near, config.topology, node, host=LOOPBACK, secret=near.secret)
+    if node is None:
+        return near
+    label = member_name(role, rank)
+    far = far_fabrics(config.topology.fabric, config.verbs, host=LOOPBACK, secret=near.secret, label=label)
+    return RoutedFabric(node, near, far)
 
 
 def hub_address(fabric: Fabric) -> str:
@@ -81,8 +114,9 @@ def hub_address(fabric: Fabric) -> str:
 class Whereabouts:
     """Where a process of roles by hand is, and what its endpoints are made of."""
 
-    def __init__(self, topology: Topology, rendezvous: tuple[str, int], secret: bytes | None) -> None:
-        self._topology = topology
+    def __init__(self, config: RunConfig, rendezvous: tuple[str, int], secret: bytes | None) -> None:
+        self._topology = config.topology
+        self._verbs = config.verbs
         self._rendezvous = rendezvous
         self._secret = secret
 
@@ -100,16 +134,16 @@ class Whereabouts:
         if self._topology.spread:
             self._own()
 
-    def _own(self) -> str:
-        """The address at which other nodes reach this process. Raises ``ConfigError``."""
+    def _own(self) -> tuple[str, bytes]:
+        """The address at which other nodes reach this process, and the secret. Raises ``ConfigError``."""
         host = own_host(self._topology, self._rendezvous)
-        if self._secret is None and not is_loopback(host):
+        if self._secret is None:
             raise ConfigError(
                 "topology.secret_file",
                 f"other nodes come in at {host}, and nothing tells them from strangers",
                 "give every process the same file: python -c 'import secrets; print(secrets.token_hex(32))' > FILE",
             )
-        return host
+        return host, self._secret
 
     def open_door(self, cluster: str) -> Fabric:
         """The door's endpoint, the first of its cluster. Raises ``ConfigError`` for a name that is taken, ``HostError``."""
@@ -117,7 +151,7 @@ class Whereabouts:
             near = ShmFabric.create(cluster, DOOR)
         except ConfigError as error:
             raise ConfigError("cluster", error.problem, "give another --cluster, or end that one") from error
-        return self._open(near, self.door_node, self._topology.fabric)
+        return self._open(near, self.door_node, self._topology.fabric, DOOR)
 
     def join(self, identity: ClusterIdentity, member: tuple[str, int] | None, *, beside: str = "") -> Fabric:
         """An endpoint in a cluster; None is one that only watches, beside a member of role ``beside``.
@@ -132,14 +166,13 @@ class Whereabouts:
             near = _neighbour(identity.cluster, label)
         else:
             near = ShmFabric(ShmConfig(run_id=run_id_on(identity.cluster, node, identity.node), label=label))
-        return self._open(near, node, identity.config.get("topology.fabric", self._topology.fabric))
+        return self._open(near, node, identity.config.get("topology.fabric", self._topology.fabric), label)
 
-    def _open(self, near: ShmFabric, node: str | None, fabric: Any) -> Fabric:
+    def _open(self, near: ShmFabric, node: str | None, fabric: str, label: str) -> Fabric:
         if node is None:
             return near
-        return open_endpoint(
-            near, dataclasses.replace(self._topology, fabric=fabric), node, host=self._own(), secret=self._secret
-        )
+        host, secret = self._own()
+        return RoutedFabric(node, near, far_fabrics(fabric, self._verbs, host=host, secret=secret, label=label))
 
 
 def _neighbour(cluster: str, label: str) -> ShmFabric:

@@ -30,6 +30,7 @@ OWN = (
     "serve",
     "times",
     "record_wire",
+    "verbs",
     "topology.rendezvous",
     "topology.rendezvous_remote",
     "topology.secret_file",

@@ -40,6 +40,9 @@ class FaultyLink:
         elif await self._weather(self._source, self.peer, self.lane, notify):
             await self._link.write(remote, offset, data, notify=notify, timeout_us=timeout_us)
 
+    async def read(self, remote: RegionKey, offset: int, into: memoryview, *, timeout_us: float) -> None:
+        await self._link.read(remote, offset, into, timeout_us=timeout_us)
+
     async def close(self) -> None:
         await self._link.close()
 

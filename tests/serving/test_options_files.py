@@ -29,7 +29,7 @@ from afore.serving.options import given_keys, parse, prepared
         (b"x" * (2 << 20), ["longer than"]),
         (b"attentoin: 1\n", ["attentoin", "did you mean topology.attention"]),
         (b"attention: many\n", ["topology.attention", "'many' is not a whole number"]),
-        (b"fabric: quark\n", ["topology.fabric", "one of auto, shm, loopback"]),
+        (b"fabric: quark\n", ["topology.fabric", "one of auto, shm, tcp, verbs, loopback"]),
         (b"? [a]\n: b\n", ["key that is no plain text", "line 1"]),
         (b"ffn: !!python/name:os.system\n", ["has a tag in line 1"]),
         (b"ffn: 1\n---\nffn: 2\n", ["second document from line 2"]),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -298,3 +302,21 @@ async def test_foreign_keys_are_no_reason_to_send_a_byte(make: Make) -> None:
     ):
         with pytest.raises(AccessRefused):
             await link.write(key, 0, b"x", timeout_us=T_US)
+
+
+@pytest.mark.slow
+def test_a_machine_that_vanishes_is_noticed_in_silence_and_amid_writing() -> None:
+    inside = ["unshare", "--map-root-user", "--net"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("this machine makes no network namespaces for us")
+    done = subprocess.run(
+        [*inside, sys.executable, "-m", "tests.transport.half_open"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    ended = done.stdout.splitlines()
+    assert len(ended) == 2
+    assert all("is gone" in line for line in ended)

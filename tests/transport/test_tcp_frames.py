@@ -9,7 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afore.core.errors import WireError
-from afore.transport.records import FRAME, FRAME_MAGIC, FRAME_NOTIFIES, NEWS, NEWS_CREDIT, NEWS_MAGIC, NEWS_REVOKED
+from afore.transport.records import (
+    FRAME,
+    FRAME_MAGIC,
+    FRAME_NOTIFIES,
+    FRAME_READS,
+    NEWS,
+    NEWS_CREDIT,
+    NEWS_MAGIC,
+    NEWS_READ,
+    NEWS_REVOKED,
+    NEWS_UNREAD,
+    READ_LIMIT,
+)
 from afore.transport.tcp_frames import PAYLOAD_LIMIT, STAGING_BYTES, FrameReader, NewsReader
 
 REGION_BYTES = 40_000
@@ -33,6 +45,9 @@ class Ground:
 
     def dropped(self) -> None:
         self.said.append(("dropped",))
+
+    def asked(self, memory: memoryview | None, request: int) -> None:
+        self.said.append(("asked", request, None if memory is None else bytes(memory)))
 
 
 @dataclass(frozen=True)
@@ -119,14 +134,17 @@ def test_a_region_that_closes_amid_a_frame_gets_no_further_byte(received: int) -
     "head",
     [
         FRAME.pack(FRAME_MAGIC ^ 1, 0, 1, 0, 11, 0, 0),
-        FRAME.pack(FRAME_MAGIC, 2, 1, 0, 11, 0, 0),
+        FRAME.pack(FRAME_MAGIC, 4, 1, 0, 11, 0, 0),
+        FRAME.pack(FRAME_MAGIC, FRAME_READS | FRAME_NOTIFIES, 1, 0, 11, 0, 0),
+        FRAME.pack(FRAME_MAGIC, FRAME_READS, 1, 0, 11, 1, REGION_BYTES),
+        FRAME.pack(FRAME_MAGIC, FRAME_READS, 3, 0, 11, 0, READ_LIMIT + 1),
         FRAME.pack(FRAME_MAGIC, 0, 1, 0, 11, REGION_BYTES, 1),
         FRAME.pack(FRAME_MAGIC, 0, 1, 0, 11, 0, REGION_BYTES + 1),
         FRAME.pack(FRAME_MAGIC, 0, 1, 0, 11, 2**64 - 1, 1),
         FRAME.pack(FRAME_MAGIC, 0, 3, 0, 11, 0, PAYLOAD_LIMIT),
         bytes(40),
     ],
-    ids=["magic", "flags", "offset", "size", "wraps", "endless", "zeros"],
+    ids=["magic", "flags", "both", "read beyond", "read too much", "offset", "size", "wraps", "endless", "zeros"],
 )
 def test_what_no_writer_sends_is_a_wire_error_and_touches_nothing(head: bytes) -> None:
     ground = Ground()
@@ -141,6 +159,8 @@ class Ear:
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, int]] = []
+        self.answer = bytearray()
+        self.answers: list[bytes] = []
 
     def credit(self, count: int) -> None:
         self.heard.append(("credit", count))
@@ -148,15 +168,35 @@ class Ear:
     def revoked(self, token: int) -> None:
         self.heard.append(("revoked", token))
 
+    def answered(self, request: int) -> memoryview | None:
+        self.heard.append(("read", request))
+        self.answer = bytearray(request % 100)
+        return memoryview(self.answer)
+
+    def wanted(self) -> int:
+        return len(self.answer)
+
+    def filled(self) -> None:
+        self.answers.append(bytes(self.answer))
+
+    def unread(self, request: int) -> None:
+        self.heard.append(("unread", request))
+
 
 @settings(max_examples=30)
 @given(
-    news=st.lists(st.tuples(st.sampled_from(["credit", "revoked"]), st.integers(0, 2**64 - 1)), max_size=20),
+    news=st.lists(
+        st.tuples(st.sampled_from(["credit", "revoked", "read", "unread"]), st.integers(0, 2**64 - 1)), max_size=20
+    ),
     cuts=st.lists(st.integers(1, 50), min_size=1, max_size=5),
 )
 def test_news_come_whole_however_they_are_cut(news: list[tuple[str, int]], cuts: list[int]) -> None:
-    kinds = {"credit": NEWS_CREDIT, "revoked": NEWS_REVOKED}
-    stream = b"".join(NEWS.pack(NEWS_MAGIC, kinds[kind], value) for kind, value in news)
+    kinds = {"credit": NEWS_CREDIT, "revoked": NEWS_REVOKED, "read": NEWS_READ, "unread": NEWS_UNREAD}
+    answers = [bytes(range(value % 100)) for kind, value in news if kind == "read"]
+    stream = b"".join(
+        NEWS.pack(NEWS_MAGIC, kinds[kind], value) + (bytes(range(value % 100)) if kind == "read" else b"")
+        for kind, value in news
+    )
     ear = Ear()
     reader = NewsReader("p", ear)
     at = turn = 0
@@ -165,6 +205,7 @@ def test_news_come_whole_however_they_are_cut(news: list[tuple[str, int]], cuts:
         at += cuts[turn % len(cuts)]
         turn += 1
     assert ear.heard == news
+    assert ear.answers == [answer for answer in answers if answer]
 
 
 @pytest.mark.parametrize("raw", [NEWS.pack(NEWS_MAGIC ^ 1, 1, 1), NEWS.pack(NEWS_MAGIC, 9, 1), bytes(16)])

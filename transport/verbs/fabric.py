@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import socket
 from collections import Counter
+from collections.abc import Sequence
 from typing import NoReturn
 
 from afore.core.clock import deadline
@@ -22,7 +23,7 @@ from afore.transport.endpoint import StreamEndpoint
 from afore.transport.handshake import Hello, Identity, admit
 from afore.transport.private_segment import PrivateSegment
 from afore.transport.queues import Inbox
-from afore.transport.verbs.binding import load_binding
+from afore.transport.verbs.binding import Binding, load_binding
 from afore.transport.verbs.choice import choose_path
 from afore.transport.verbs.config import VerbsConfig
 from afore.transport.verbs.connection import Connection
@@ -33,15 +34,20 @@ from afore.transport.verbs.memory import address_of, view_address
 from afore.transport.verbs.nic import Nic
 from afore.transport.verbs.region import VerbsRegion
 from afore.transport.verbs.sending import RESERVE
-from afore.transport.verbs.table import read_table
+from afore.transport.verbs.table import DeviceEntry, read_table
 from afore.transport.verbs.wire import ENDPOINT_BYTES, NOTICE, EndpointRecord, make_token
 
 
 class VerbsFabric:
     """One endpoint of the verbs fabric; a ``Fabric``. Used in the event loop that runs when it is made."""
 
-    def __init__(self, config: VerbsConfig) -> None:
-        """Opens the device and listens. Raises ``HostError`` (no binding, no device, no active port), ``ConfigError``."""
+    def __init__(
+        self, config: VerbsConfig, *, binding: Binding | None = None, table: Sequence[DeviceEntry] | None = None
+    ) -> None:
+        """Opens the device and listens. Raises ``HostError`` (no binding, no device, no active port), ``ConfigError``.
+
+        ``binding`` and ``table`` are this machine's unless given.
+        """
         self._config = config
         self._numbers = itertools.count(1)
         self._next_region = 1
@@ -50,9 +56,9 @@ class VerbsFabric:
         self._links: dict[VerbsLink, None] = {}
         self._inbound: dict[InboundLink, None] = {}
         self._closing = asyncio.Lock()
-        binding = load_binding(config.api)
+        binding = binding or load_binding(config.api)
         path = choose_path(
-            read_table(),
+            read_table() if table is None else table,
             device=config.device,
             port=config.port,
             gid_index=config.gid_index,
@@ -274,11 +280,12 @@ class VerbsFabric:
     async def close(self) -> None:
         self._door.shut()
         async with self._closing:
-            for region in list(self.regions.values()):
-                region.close()
             if self._links:
                 await asyncio.gather(*[link.close() for link in self._links])
+            # Before the regions: peers learn that the endpoint is gone, not that this region or that is closed.
             for inbound in list(self._inbound):
                 inbound.close()
+            for region in list(self.regions.values()):
+                region.close()
             await self._door.close()
             self._nic.close()

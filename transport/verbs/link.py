@@ -415,8 +415,7 @@ class VerbsLink:
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            if self._ending is None:
-                self._ending = lambda: LinkClosed(self._peer, "the link was closed on this side", "connect again")
+            self._ending = self._closed_error
             self._turnstile.poke()
             try:
                 await self._arrived(self._config.linger_us)
@@ -445,8 +444,12 @@ class VerbsLink:
     def shut(self) -> None:
         """Closes without waiting. Idempotent."""
         self._closed = True
-        self._lose(LinkClosed(self._peer, "the link was closed on this side", "connect again"))
+        self._ending = self._closed_error
+        self._lose(self._closed_error())
         self._forget(self)
+
+    def _closed_error(self) -> LinkClosed:
+        return LinkClosed(self._peer, "the link was closed on this side", "connect again")
 
     def _ending_error(self) -> TransportError:
         assert self._ending is not None

@@ -1,8 +1,8 @@
 """Regions of the verbs fabric: segments of their own, or memory that the caller has already, registered for remote access.
 
-Closing a region ends it for its owner at once: buffer and notifications raise. Its registration lives on
-until every writer that may have a request under way has let go (a queue pair breaks on a request that reaches no registration);
-the pages stay pinned as long, so that what still lands harms nobody.
+Closing a region ends it for its owner at once: buffer and notifications raise. Its registration and its
+memory live on until every writer that may have a request under way has let go (a queue pair breaks on a request that reaches no
+registration), so that what still lands harms nobody.
 """
 
 from __future__ import annotations
@@ -91,8 +91,6 @@ class VerbsRegion:
         if self._view is None:
             return
         self._view = None
-        if self._segment is not None:
-            self._segment.close()
         self._forget(self)
         self.inbox.revoke(self._label, self._key.address, "was closed")
         for user in list(self._users):
@@ -100,6 +98,9 @@ class VerbsRegion:
         self._free_if_unused()
 
     def _free_if_unused(self) -> None:
-        if self._view is None and not self._users and self._memory is not None:
-            self._memory.close()
-            self._memory = None
+        if self._view is None and not self._users:
+            if self._memory is not None:
+                self._memory.close()
+                self._memory = None
+            if self._segment is not None:
+                self._segment.close()

@@ -13,7 +13,15 @@ from afore.scheduler.costs import Costs
 from afore.scheduler.planner import Planner
 from afore.scheduler.plus_planner import PlusPlanner
 from afore.tools.bench import planner
-from afore.tools.bench.planner_cores import CORES, Driver, build_driver, one_at_a_time, planner_config, python_run
+from afore.tools.bench.planner_cores import (
+    CORES,
+    CoreSpec,
+    Driver,
+    build_driver,
+    one_at_a_time,
+    planner_config,
+    python_run,
+)
 from afore.tools.bench.planner_demand import STATIC_IMBALANCE, drifting, static_imbalance
 from tests.scheduler.plan_cases import Situation
 
@@ -26,6 +34,11 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="module")
+def cores() -> dict[str, CoreSpec]:
+    return {name: make() for name, make in CORES.items()}
+
+
 def test_generated_demand_is_repeatable_and_as_skewed_as_stated() -> None:
     first, again = (drifting(num_experts=128, pairs=16384, targets=60, seed=3) for _ in range(2))
     assert np.array_equal(first, again)
@@ -35,8 +48,8 @@ def test_generated_demand_is_repeatable_and_as_skewed_as_stated() -> None:
 
 
 @pytest.mark.slow
-def test_the_cpp_build_equals_the_core_bit_for_bit(driver: Driver) -> None:
-    core = CORES["afore"]()
+def test_the_cpp_build_equals_the_core_bit_for_bit(driver: Driver, cores: dict[str, CoreSpec]) -> None:
+    core = cores["afore"]
     for seed in range(150):
         situation = Situation.random(np.random.default_rng(seed))
         config, primaries_E = situation.config, situation.primaries_E
@@ -78,14 +91,15 @@ def test_a_run_reports_every_core_and_its_ratio(
     assert "afore-plus: median below the paper's in" in printed
 
 
-def test_with_nothing_in_flight_no_slot_is_guarded() -> None:
+@pytest.mark.slow
+def test_with_nothing_in_flight_no_slot_is_guarded(cores: dict[str, CoreSpec]) -> None:
     """Each target may rebind what the last one used, and is planned as by a planner that guards nothing."""
     config, primaries_E = planner_config(16, 4, 1, 8)
     demand_TE = drifting(num_experts=16, pairs=512, targets=30, seed=5)
     costs = Costs(tile_us=20.0, copy_us=0.0, window_us=0.0)
     found = {}
     for name in ("afore", "afore-plus"):
-        core = CORES[name]()
+        core = cores[name]
         for in_flight, run in ((0, one_at_a_time(python_run)), (1, python_run)):
             guarded = np.zeros(4, np.bool_)
             found[name, in_flight] = run(core, core.prepare(config, primaries_E), guarded, demand_TE, costs).max_tiles

@@ -11,6 +11,7 @@ import uvloop
 
 from afore.core.virtual_loop import VirtualLoop
 from tests.transport.conformance.puppet import Puppet
+from tests.transport.conformance.verbs_world import VERBS_WORLDS, LaggingVerbsWorld, SoftVerbsWorld
 from tests.transport.conformance.weather import Weather
 from tests.transport.conformance.worlds import (
     LoopbackWorld,
@@ -27,6 +28,8 @@ WORLDS: dict[str, type[LoopbackWorld] | type[ShmWorld] | type[TcpWorld]] = {
     "storm": StormWorld,
     "shm": ShmWorld,
     "tcp": TcpWorld,
+    "verbs-soft": SoftVerbsWorld,
+    "verbs-lag": LaggingVerbsWorld,
 }
 """The worlds of every machine; ``--verbs`` adds those that take an RDMA device."""
 CHOICES: dict[str, Callable[[type[LoopbackWorld] | type[ShmWorld] | type[TcpWorld]], bool]] = {
@@ -54,9 +57,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Adds the verbs worlds that ``--verbs`` names; with it the suite runs over these alone."""
     bindings = [name for name in config.getoption("--verbs").split(",") if name]
     if bindings:
-        # Needs the device that only this option promises.
-        from tests.transport.conformance.verbs_world import VERBS_WORLDS
-
         WORLDS.clear()
         for name in bindings:
             WORLDS[f"verbs-{name}"] = VERBS_WORLDS[name]
@@ -88,6 +88,8 @@ def _can_be(item: pytest.Item) -> bool:
     factory = callspec.params.get("_asyncio_loop_factory")
     if name is None or factory is None:
         return True
+    if name in WORLDS and not WORLDS[name].crosses_processes and "puppets" in item.fixturenames:  # type: ignore[attr-defined]
+        return False
     if name not in WORLDS:
         return False  # no world suits: verbs shares no memory
     return any(LOOPS[loop] is factory for loop in WORLDS[name].loops)

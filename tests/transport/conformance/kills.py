@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import importlib
 import multiprocessing.context
 import os
 import random
@@ -21,67 +20,17 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 from afore.core.errors import TransportError
 from afore.transport.api import Channel, Lane, Region, RegionKey
 from afore.transport.shm import sweep_stale
-from tests.transport.conformance.puppet import ended, fork_server, make_fabric, plain_key
+from tests.transport.conformance.puppet import ended, fork_server
+from tests.transport.conformance.victim import STEP_US, WORD, WRITES, live
 from tests.transport.conformance.worlds import ShmWorld, StreamWorld, TcpWorld
 
-MODULE = "tests.transport.conformance.kills"
 WORLDS: dict[str, type[ShmWorld] | type[TcpWorld]] = {"shm": ShmWorld, "tcp": TcpWorld}
-TRANSPORT = f"{os.sep}afore{os.sep}transport{os.sep}"
-WRITES = 6
-WORD = 8
-STEP_US = 5e6
-"""For one step of a life; a dead peer is noticed long before."""
 NEVER = 1 << 40
-
-
-class Doom:
-    """Kills this process at the ``at``-th line of the transport."""
-
-    def __init__(self, at: int) -> None:
-        self.lines = 0
-        self._at = at
-
-    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        return self._line if TRANSPORT in frame.f_code.co_filename else None
-
-    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "line":
-            self.lines += 1
-            if self.lines == self._at:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return self._line
-
-
-async def _life(spec: dict[str, Any], survivor: str, hub: str, key: RegionKey) -> None:
-    fabric = make_fabric(spec)
-    region = fabric.register(4096, label="victim")
-    link = await fabric.connect(survivor, Lane.DATA, timeout_us=STEP_US)
-    channel = await fabric.dial(hub, timeout_us=STEP_US)
-    await channel.send({"endpoint": fabric.address, "key": plain_key(region.key)}, timeout_us=STEP_US)
-    for number in range(WRITES):
-        await link.write(key, number * WORD, number.to_bytes(WORD, "little"), notify=number, timeout_us=STEP_US)
-    await region.notified(timeout_us=STEP_US)
-    region.close()
-    await link.close()
-    await channel.close()
-    await fabric.close()
-
-
-def live(doom_at: int, lines: Any, *life: Any) -> None:
-    """What a victim's process runs; ``lines`` gets how many lines it lived, if it lived to the end."""
-    doom = Doom(doom_at)
-    sys.settrace(doom)
-    try:
-        asyncio.run(_life(*life))
-    finally:
-        sys.settrace(None)
-    lines.value = doom.lines
 
 
 @dataclass
@@ -211,5 +160,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Under its own name, so that what victims run is found in what their fork server has loaded.
-    importlib.import_module(MODULE).main()
+    main()

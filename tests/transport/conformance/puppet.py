@@ -21,7 +21,7 @@ from afore.transport.api import Channel, Fabric, Lane, Link, Region, RegionKey
 from afore.transport.shm import ShmConfig, ShmFabric
 from afore.transport.tcp import TcpConfig, TcpFabric
 
-PRELOADED = ["tests.transport.conformance.puppet", "tests.transport.conformance.kills"]
+PRELOADED = ["tests.transport.conformance.victim", "tests.transport.conformance.worlds"]
 COMMAND_TIMEOUT_S = 30
 SEQUENCE_BYTES = 8
 

@@ -10,6 +10,7 @@ from afore.transport.verbs.config import VerbsConfig
 from afore.transport.verbs.fabric import VerbsFabric
 from afore.transport.verbs.wire import ENDPOINT_BYTES
 from tests.transport.conformance.worlds import CREDITS, MESSAGE_LIMIT, TcpWorld
+from tests.transport.verbs.soft_device import TABLE, SoftBinding, Wire
 
 COUNTED = ("qp", "cq", "mr", "pd", "ctx")
 
@@ -18,6 +19,8 @@ class VerbsWorld(TcpWorld):
     """Queue pairs of this machine's RDMA device, met over the loopback interface."""
 
     bulk = 1_000
+    networked = False
+    """No relay stands between two queue pairs."""
     link_terms = (ENDPOINT_BYTES, 0)
     api = "auto"
 
@@ -53,6 +56,37 @@ class VerbsWorld(TcpWorld):
         after = resources()
         left = {name: (self._before[name], after[name]) for name in COUNTED if after[name] > self._before[name]}
         assert not left, f"the device holds more than before the test: {left}"
+
+
+class SoftVerbsWorld(VerbsWorld):
+    """Over a strict device of this process, on every machine: what needs no hardware to go wrong goes wrong here."""
+
+    bulk = 10_000
+    crosses_processes = False
+
+    def __init__(self) -> None:
+        TcpWorld.__init__(self)
+        self.wire = Wire()
+
+    def make(self, label: str, **changes: Any) -> Any:
+        fabric = VerbsFabric(self.verbs_config(label, **changes), binding=SoftBinding(self.wire), table=TABLE)
+        self._fabrics.append(fabric)  # type: ignore[arg-type]  # closed like the others
+        return fabric
+
+    async def close(self) -> None:
+        await TcpWorld.close(self)
+        assert self.wire.living() == (0, 0), "queue pairs or registrations were left"
+
+
+class LaggingVerbsWorld(SoftVerbsWorld):
+    """Requests take effect some turns of the event loop after they were posted."""
+
+    loops = ("asyncio",)
+    bulk = 2_000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wire = Wire(lag=5)
 
 
 class PyverbsWorld(VerbsWorld):

@@ -36,8 +36,12 @@ class World(Protocol):
     """Whether its endpoints listen on sockets: then it is a ``StreamWorld``."""
     bulk: int
     """How many notifications a flood has here."""
+    lives: int
+    """How many endpoints come and go where leaks are counted."""
     maps: bool
     """Whether endpoints map each other's memory."""
+    crosses_processes: bool
+    """Whether endpoints of several processes meet here."""
     tells_late: bool
     """Whether an owner's news travel: a writer then hears of a closed region a little later."""
 
@@ -105,7 +109,9 @@ class LoopbackWorld:
     loops: tuple[str, ...] = ("asyncio", "uvloop", "virtual")
     streams = False
     networked = False
+    crosses_processes = False
     bulk = 100_000
+    lives = 100
     maps = True
     tells_late = False
 
@@ -152,7 +158,9 @@ class ShmWorld:
     loops: tuple[str, ...] = ("asyncio", "uvloop")
     streams = True
     networked = False
+    crosses_processes = True
     bulk = 100_000
+    lives = 100
     maps = True
     tells_late = False
     link_terms = (4, 3)
@@ -229,7 +237,9 @@ class TcpWorld:
     loops: tuple[str, ...] = ("asyncio", "uvloop")
     streams = True
     networked = True
+    crosses_processes = True
     bulk = 10_000
+    lives = 40
     maps = False
     tells_late = True
     link_terms = (4, 0)

@@ -1,0 +1,285 @@
+"""``python -m afore.tools.bench transport``: what a write with notification costs, by fabric and size, beside public peers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from afore.core.errors import ConfigError, HostError
+from afore.tools.bench import transport_report
+from afore.tools.bench.ab import turns
+from afore.tools.bench.machine import machine_facts
+from afore.tools.bench.plot import check_plot
+from afore.tools.bench.signals import until_signalled
+from afore.tools.bench.transport_ends import Setting
+from afore.tools.bench.transport_figures import (
+    FORMULAS,
+    against_peers,
+    count_of,
+    cpu_s_per_million,
+    ping_figures,
+    spread_us,
+    stream_figures,
+    warmup_of,
+    wins,
+)
+from afore.tools.bench.transport_options import FABRICS, TransportOptions, parse
+from afore.tools.bench.transport_pair import SHARED, Pair, Pings, Stream
+from afore.tools.bench.transport_peers import PEERS, installed
+from afore.transport.shm import sweep_stale
+from afore.transport.shm_segments import ROOT
+
+PEER_BYTES: Final = 512
+"""A demand vector's size: what ways are compared at."""
+CALIBRATION: Final = 50
+"""Messages that say how long one takes."""
+CROWD_PAIRS: Final = 4
+CROWD_CORES: Final = 2
+WAITS: Final = {
+    "loopback": "one process: two coroutines of one event loop",
+    "shm": "fd: an eventfd in the event loop",
+    "tcp": "fd: a socket in the event loop",
+    "verbs": "fd: a completion channel in the event loop",
+}
+"""How each fabric learns of a notification: its idle strategy."""
+
+
+@dataclass(slots=True)
+class _Way:
+    """One way, and what was measured of it."""
+
+    name: str
+    sizes: tuple[int, ...]
+    pairs: list[Pair]
+    counts: dict[int, int] = field(default_factory=dict)
+    """Messages of a measurement, by size."""
+    pings: dict[int, list[Pings]] = field(default_factory=dict)
+    streams: dict[int, list[Stream]] = field(default_factory=dict)
+    crowd: list[list[Pings]] = field(default_factory=list)
+    """Of each round, one of each pair."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command; returns its exit status."""
+    options = parse(argv)
+    if options.plot is not None:
+        check_plot(options.plot)
+    import uvloop
+
+    report: dict[str, Any] = {
+        "benchmark": "transport",
+        "rounds": 0,
+        "idle": {way: text for way, text in WAITS.items() if way != SHARED},
+        "ways": {},
+        "notes": [],
+        "interrupted": False,
+        "formulas": dict(FORMULAS),
+        "machine": machine_facts(),
+        "options": dataclasses.asdict(options),
+    }
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        outcome = runner.run(until_signalled(_measure_all(options, report)))
+    report["interrupted"] = outcome is None
+    report["load_average_after"] = round(os.getloadavg()[0], 2)
+    return transport_report.conclude(report, json_path=options.json, plot_path=options.plot)
+
+
+async def _measure_all(options: TransportOptions, report: dict[str, Any]) -> bool:
+    run = f"bench{os.getpid()}"
+    try:
+        with tempfile.TemporaryDirectory(prefix="afore-bench-") as folder:
+            blank = Setting(way="", largest=0, run=run, secret=secrets.token_hex(16), folder=folder)
+            counts = await _alone(options, blank, report)
+            if options.oversubscribed:
+                await _crowded(options, blank, counts, report)
+    finally:
+        # A process that was killed leaves what it had in shared memory.
+        sweep_stale(ROOT)
+    return True
+
+
+async def _alone(options: TransportOptions, blank: Setting, report: dict[str, Any]) -> dict[str, int]:
+    """One pair of each way at work at a time; an interrupted run reports the rounds that all have finished.
+
+    Returns how many messages of ``PEER_BYTES`` each way's measurements had.
+    """
+    ways: dict[str, _Way] = {}
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            for name in _names(options, report):
+                sizes = (PEER_BYTES,) if name in PEERS else tuple(sorted({*options.sizes, PEER_BYTES}))
+                setting = dataclasses.replace(blank, way=name, largest=max(sizes), run=_run(blank, name, 0))
+                if (pair := await _start(stack, setting, options, report)) is not None:
+                    ways[name] = _Way(name, sizes, [pair])
+                    await _calibrate(ways[name], options)
+            for number in range(options.rounds):
+                for name in turns(list(ways), number):
+                    await _round(ways[name])
+                shown = ", ".join(
+                    f"{name} {np.median(way.pings[PEER_BYTES][-1].one_way_ns) / 1e3:,.1f}" for name, way in ways.items()
+                )
+                _say(f"round {number + 1} of {options.rounds}: p50 one-way of {PEER_BYTES} bytes, µs: {shown}")
+                report["rounds"] = number + 1
+    finally:
+        _sum_up(ways, report)
+    return {name: way.counts[PEER_BYTES] for name, way in ways.items()}
+
+
+async def _start(
+    stack: contextlib.AsyncExitStack, setting: Setting, options: TransportOptions, report: dict[str, Any]
+) -> Pair | None:
+    """A connected pair; none, and a note, where this machine lacks something and nobody asked for it by name."""
+    _say(f"starting {setting.way}")
+    try:
+        return await stack.enter_async_context(Pair.start(setting))
+    except HostError as error:
+        if setting.way in (*(options.fabrics or ()), *(options.peers or ())):
+            raise
+        report["notes"].append(f"left out: {error}")
+        return None
+
+
+def _names(options: TransportOptions, report: dict[str, Any]) -> list[str]:
+    """Fabrics, then peers."""
+    fabrics = list(options.fabrics or FABRICS)
+    if options.fabrics is None and not os.path.isdir("/sys/class/infiniband"):
+        fabrics.remove("verbs")
+        report["notes"].append("left out: verbs: this machine has no RDMA device")
+    for name in options.peers or ():
+        if not installed(name):
+            raise ConfigError(
+                "peers", f"{name} is not installed", f"pip install {PEERS[name].package}, or leave it out"
+            )
+    peers = PEERS if options.peers is None else options.peers
+    absent = [name for name in peers if not installed(name)]
+    report["notes"] += [f"left out: {name}: its package {PEERS[name].package} is not installed" for name in absent]
+    return [*fabrics, *(name for name in peers if name not in absent)]
+
+
+def _run(blank: Setting, way: str, pair: int) -> str:
+    return f"{blank.run}_{way.replace('-', '_')}_{pair}"
+
+
+async def _calibrate(way: _Way, options: TransportOptions) -> None:
+    """How many messages of each size a measurement has: slow ways get fewer, so that rounds are of about equal length."""
+    (pair,) = way.pairs
+    for nbytes in way.sizes:
+        least = count_of(nbytes, CALIBRATION)
+        one = await pair.ping(nbytes=nbytes, count=least, warmup=warmup_of(least))
+        each_s = float(np.mean(one.round_trip_ns)) / 1e9
+        way.counts[nbytes] = count_of(nbytes, options.count, each_s=each_s, seconds=options.seconds)
+
+
+async def _round(way: _Way) -> None:
+    """Every size once. Kept only when all are measured, so that rounds are whole."""
+    pings: dict[int, Pings] = {}
+    streams: dict[int, Stream] = {}
+    (pair,) = way.pairs
+    for nbytes in way.sizes:
+        count = way.counts[nbytes]
+        pings[nbytes] = await pair.ping(nbytes=nbytes, count=count, warmup=warmup_of(count))
+        if way.name not in PEERS or PEERS[way.name].streams:
+            streams[nbytes] = await pair.stream(nbytes=nbytes, count=count, warmup=warmup_of(count))
+    for nbytes in way.sizes:
+        way.pings.setdefault(nbytes, []).append(pings[nbytes])
+        if nbytes in streams:
+            way.streams.setdefault(nbytes, []).append(streams[nbytes])
+
+
+def _sum_up(ways: dict[str, _Way], report: dict[str, Any]) -> None:
+    rounds = report["rounds"]
+    if not rounds:
+        return
+    for name, way in ways.items():
+        report["ways"][name] = {
+            "peer": name in PEERS,
+            "arrives": PEERS[name].arrives if name in PEERS else WAITS[name],
+            "processes": 1 if name == SHARED else 2,
+            "sizes": {
+                str(nbytes): {
+                    **ping_figures(way.pings[nbytes][:rounds]),
+                    "stream": stream_figures(streams[:rounds], nbytes)
+                    if (streams := way.streams.get(nbytes))
+                    else None,
+                }
+                for nbytes in way.sizes
+            },
+        }
+    compared = {
+        name: [float(np.median(one.one_way_ns)) / 1e3 for one in way.pings[PEER_BYTES][:rounds]]
+        for name, way in ways.items()
+        if name != SHARED
+    }
+    report["peer_bytes"] = PEER_BYTES
+    report["against_peers"] = against_peers(compared, list(PEERS))
+
+
+async def _crowded(
+    options: TransportOptions, blank: Setting, counts: Mapping[str, int], report: dict[str, Any]
+) -> None:
+    """Four pairs of one way at a time, all at work at once on two cores."""
+    cores = tuple(sorted(os.sched_getaffinity(0))[:CROWD_CORES])
+    ways: dict[str, _Way] = {}
+    done = 0
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            for name in [name for name in report["ways"] if name != SHARED]:
+                pairs = []
+                for number in range(CROWD_PAIRS):
+                    run = _run(blank, name, number + 1)
+                    setting = dataclasses.replace(blank, way=name, largest=PEER_BYTES, run=run, cores=cores)
+                    pairs.append(await stack.enter_async_context(Pair.start(setting)))
+                ways[name] = _Way(name, (PEER_BYTES,), pairs)
+                _say(f"started {len(pairs)} pairs of {name}")
+            for number in range(options.rounds):
+                for name in turns(list(ways), number):
+                    count = -(-counts[name] // CROWD_PAIRS)
+                    measured = [
+                        pair.ping(nbytes=PEER_BYTES, count=count, warmup=warmup_of(count)) for pair in ways[name].pairs
+                    ]
+                    ways[name].crowd.append(list(await asyncio.gather(*measured)))
+                _say(f"oversubscribed: round {number + 1} of {options.rounds}")
+                done = number + 1
+    finally:
+        if done:
+            report["oversubscribed"] = _crowd_figures(ways, done, len(cores))
+
+
+def _crowd_figures(ways: dict[str, _Way], rounds: int, cores: int) -> dict[str, Any]:
+    tails: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
+    figures: dict[str, Any] = {}
+    for name, way in ways.items():
+        taken = way.crowd[:rounds]
+        one_way = [np.concatenate([one.one_way_ns for one in pairs]) for pairs in taken]
+        round_trip = [np.concatenate([one.round_trip_ns for one in pairs]) for pairs in taken]
+        tails[name] = [float(np.percentile(one, 99.9)) / 1e3 for one in one_way]
+        cpu[name] = [
+            cpu_s_per_million(sum(one.cpu_s for one in pairs), sum(one.operations for one in pairs)) for pairs in taken
+        ]
+        figures[name] = {
+            "one_way": spread_us(one_way),
+            "round_trip": spread_us(round_trip),
+            "rounds_p99.9_us": tails[name],
+            "cpu_s_per_million": float(np.median(cpu[name])),
+            "rounds_cpu_s_per_million": cpu[name],
+        }
+    for name, count in wins(tails).items():
+        figures[name]["best_tail_rounds"] = count
+    for name, count in wins(cpu).items():
+        figures[name]["least_cpu_rounds"] = count
+    return {"processes": 2 * CROWD_PAIRS, "cores": cores, "rounds": rounds, "nbytes": PEER_BYTES, "ways": figures}
+
+
+def _say(line: str) -> None:
+    print(f"bench: {line}", file=sys.stderr, flush=True)
