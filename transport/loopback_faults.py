@@ -23,7 +23,7 @@ class LoopbackFaults:
     overtake_us: float = 0.0
     """Longest such delay."""
     torn: float = 0.0
-    """Probability that a payload of two bytes or more (no single word) lands in two parts, in either order, before its notification."""
+    """Probability that a payload of two bytes or more (no single word) lands in two parts, in either order, before it is told."""
     torn_us: float = 0.0
     """Longest time between the two parts."""
 
