@@ -39,19 +39,25 @@ def check(config: RunConfig) -> None:
     check_policy(config.policy)
     if config.device.name != "cpu":
         raise ConfigError("device.name", f"{config.device.name} is for virtual time", "leave it at cpu")
-    if config.trace is not None:
-        try:
-            Path(config.trace).mkdir(parents=True, exist_ok=True)
-            usable = bool(config.trace) and os.access(config.trace, os.W_OK)
-        except (OSError, ValueError):
-            usable = False
-        if not usable:
-            raise ConfigError("trace", f"{config.trace!r} is no directory that can be written", "give another")
+    for field in ("trace", "record_wire"):
+        _check_directory(field, getattr(config, field))
     with Checkpoint(checkpoint_path(config)) as checkpoint:
         verify_checkpoint(checkpoint)
         kernel_path(config.kernels, checkpoint.family, checkpoint.config, config.dtype)
         request_limits(config, checkpoint.spec)
         build_policy(config, checkpoint.spec, seeded_costs(config, checkpoint.spec))
+
+
+def _check_directory(field: str, directory: str | None) -> None:
+    if directory is None:
+        return
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        usable = bool(directory) and os.access(directory, os.W_OK)
+    except (OSError, ValueError):
+        usable = False
+    if not usable:
+        raise ConfigError(field, f"{directory!r} is no directory that can be written", "give another")
 
 
 def check_descriptors(topology: Topology) -> None:

@@ -29,6 +29,7 @@ SECRET_LEAST = 16
 OWN = (
     "serve",
     "times",
+    "record_wire",
     "verbs",
     "topology.rendezvous",
     "topology.rendezvous_remote",

@@ -10,7 +10,7 @@ from typing import Protocol
 from afore.core.clock import Clock, deadline
 from afore.core.config import RunConfig
 from afore.core.errors import CheckpointError, PeerLost
-from afore.core.topology import ATTENTION, DOOR, FFN, PREFILL, SCHEDULER
+from afore.core.topology import ATTENTION, DOOR, FFN, PREFILL, SCHEDULER, member_name
 from afore.core.trace import Tracer
 from afore.models.config import ModelSpec, read_config
 from afore.models.tokenizer import Tokenizer
@@ -20,6 +20,7 @@ from afore.serving.engine import Text
 from afore.serving.spec import checkpoint_path
 from afore.transport.api import Fabric
 from afore.transport.crew import crew
+from afore.transport.recording import RecordingFabric
 from afore.transport.session import HUB, HubSession, RoleContext
 from afore.workers import attention, ffn, prefill
 from afore.workers.attention import AttentionWorld
@@ -84,6 +85,10 @@ async def run_role(
     """
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(fabric.close)
+        if config.record_wire is not None:
+            recording = RecordingFabric(fabric, config.record_wire, member_name(role, rank), clock)
+            stack.push_async_callback(recording.close)
+            fabric = recording
         if role == DOOR:
             spec, text = world.model_spec(config), world.text(config)
             await door.serve(fabric, hub_address, config, spec, text, clock, replaceable=replaceable)

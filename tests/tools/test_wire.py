@@ -1,0 +1,143 @@
+"""Recording and replay: what a scheduler is sent again makes it plan the same again, byte for byte; and bad files are refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from afore.core.clock import WallClock
+from afore.core.config import CostOptions, RunConfig
+from afore.core.control import WIRE_VERSION
+from afore.core.errors import ConfigError
+from afore.core.topology import Topology
+from afore.models.config import ModelSpec
+from afore.serving.virtual import Ask, Emulation, run_emulated
+from afore.tools.wire import main
+from afore.tools.wire_replay import Recorded, read_directory, replay
+from afore.transport.wire_file import WireFile, WireWriter
+
+EMULATION = Emulation()
+ASKS = [Ask(prompt=tuple(range(1, 9)), max_new_tokens=5, at_us=50.0 * index) for index in range(5)]
+
+
+class World:
+    """The numbers of the emulated model."""
+
+    def model_spec(self, config: RunConfig) -> ModelSpec:
+        return EMULATION.spec
+
+
+def record(directory: Path, policy: str, *, adapt: bool = True) -> list[list[int]]:
+    config = RunConfig(
+        policy=policy,
+        topology=Topology(attention=2, ffn=3, redundant_slots=2),
+        costs=CostOptions(adapt=adapt),
+        record_wire=str(directory),
+    )
+    return run_emulated(config, ASKS, EMULATION).tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["afore", "afore-reactive", "static"])
+def test_a_replayed_scheduler_plans_the_same(policy: str, tmp_path: Path) -> None:
+    record(tmp_path / "run", policy)
+    recorded = read_directory(tmp_path / "run")
+    assert recorded.problems == []
+    found = replay(recorded, World(), tmp_path / "again", latency_us=EMULATION.latency_us)
+    assert found.recorded > 20
+    assert found.same
+    assert dict(found.entries) == recorded.entries
+    again = WireFile(tmp_path / "again/scheduler-0.wire")
+    assert sum(kind == "entry" for kind, *_ in again.records()) == found.recorded
+
+
+@pytest.mark.slow
+def test_recording_changes_nothing_and_a_changed_vector_is_seen(tmp_path: Path) -> None:
+    tokens = record(tmp_path / "run", "afore")
+    plain = RunConfig(policy="afore", topology=Topology(attention=2, ffn=3, redundant_slots=2))
+    assert run_emulated(plain, ASKS, EMULATION).tokens == tokens
+    recorded = read_directory(tmp_path / "run")
+    first = next(index for index, write in enumerate(recorded.writes) if write[3] == "mailbox")
+    del recorded.writes[first]  # a vector that never came
+    found = replay(recorded, World(), tmp_path / "again", latency_us=EMULATION.latency_us)
+    assert not found.same
+    assert found.first_difference is not None
+    assert found.identical < found.recorded
+
+
+@pytest.mark.slow
+def test_the_command_shows_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path, "static")
+    assert main(["show", str(tmp_path / "scheduler-0.wire")]) == 0
+    out = capsys.readouterr().out
+    for word in ("receive  Welcome", "send     Regions", "region   mailbox", "entry    0", "write    demand", "end"):
+        assert word in out
+    assert main(["show", "--json", str(tmp_path / "attention-0.wire")]) == 0
+    assert all(isinstance(json.loads(line), list) for line in capsys.readouterr().out.splitlines())
+    assert (tmp_path / "scheduler-0.wire").stat().st_mode & 0o077 == 0
+
+
+def test_a_recording_without_a_start_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="before the cluster served"):
+        replay(Recorded("somewhere"), World(), tmp_path)
+
+
+def test_a_file_is_bounded_and_says_what_it_lost(tmp_path: Path) -> None:
+    writer = WireWriter(tmp_path / "x.wire", WallClock(), member="x-0", address="a", limit=4096)
+    for number in range(100):
+        writer.add("message", "out", 1, "peer", {"n": number, "pad": b"." * 100})
+    writer.close()
+    writer.close()
+    writer.add("message", "late")
+    records = list(WireFile(tmp_path / "x.wire").records())
+    assert records[-1][0] == "end"
+    assert records[-1][2:] == [len(records) - 1, 100 - (len(records) - 1)]
+    assert (tmp_path / "x.wire").stat().st_size < 4096 + 512
+
+
+def test_a_torn_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "x.wire"
+    writer = WireWriter(path, WallClock(), member="x-0", address="a")
+    for number in range(5):
+        writer.add("message", number)
+    writer.close()
+    whole = path.read_bytes()
+    borders, at = [], 0
+    while at < len(whole):
+        at += 4 + struct.unpack_from("<I", whole, at)[0]
+        borders.append(at)
+    for cut in range(borders[0], len(whole)):
+        path.write_bytes(whole[:cut])
+        file = WireFile(path)
+        assert len(list(file.records())) == sum(border <= cut for border in borders) - 1
+        assert file.torn == (cut not in borders)
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"", "no file of --record-wire"),
+        (b"\x00\x00", "no file of --record-wire"),
+        (struct.pack("<I", 1 << 31) + b"x" * 10, "no file of --record-wire"),
+        (struct.pack("<I", 1) + b"\xc1", "no file of --record-wire"),
+        ({"afore_wire": 9, "wire_version": WIRE_VERSION}, "format 9"),
+        ({"afore_wire": 1, "wire_version": 0}, "wire version 0"),
+        ({"afore_wire": 1, "wire_version": WIRE_VERSION}, "lacks 'member'"),
+    ],
+)
+def test_what_is_no_recording_is_one_line_and_status_2(
+    content: bytes | dict[str, int], word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = msgpack.packb(content) if isinstance(content, dict) else b""
+    path = tmp_path / "x.wire"
+    path.write_bytes(content if isinstance(content, bytes) else struct.pack("<I", len(body)) + body)
+    assert main(["show", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert word in err
+    assert err.count("\n") == 1
+    assert main(["replay", str(tmp_path / "none")]) == 2
+    assert "has no recording of scheduler-0" in capsys.readouterr().err
