@@ -133,7 +133,6 @@ def test_a_run_of_real_processes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for part in (
         "100K",
         "× best peer",
-        "8 processes on",
         "There is no other in this version",
         "CPU s/M: user and system",
     ):
