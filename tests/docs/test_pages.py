@@ -121,6 +121,7 @@ def test_options_in_prose_exist(page: Page, capsys: pytest.CaptureFixture[str]) 
         ("bench", "planner"),
         ("bench", "path"),
         ("trace", "summary"),
+        ("wire", "replay"),
         ("plan", "explain"),
         ("plan", "table2"),
     ):
