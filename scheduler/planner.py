@@ -95,7 +95,7 @@ class Planner:
             self.buffer, self.scratch, self._demand_E, flags_S, costs.tile_us, costs.copy_us, costs.window_us
         )
         if gain_us < 0:
-            raise ValueError(self._refused())
+            raise ValueError(self._refused(given_E.tolist()))
         return self._snapshot(gain_us, costs)
 
     def reset(self) -> None:
@@ -125,11 +125,11 @@ class Planner:
             raise ValueError(f"protected: give bool of shape {self._shape[1:]}, or None")
         return np.ascontiguousarray(protected).reshape(-1)
 
-    def _refused(self) -> str:
-        negative = np.flatnonzero(self._demand_E < 0)
-        if negative.size:
-            return f"demand_E: {self._demand_E[negative[0]]} pairs for expert {negative[0]}"
-        return f"demand_E: {sum(self._demand_E.tolist())} pairs in all; a target has at most {self._most_tokens:,}"
+    def _refused(self, demand: list[int]) -> str:
+        for e, pairs in enumerate(demand):
+            if pairs < 0:
+                return f"demand_E: {pairs} pairs for expert {e}"
+        return f"demand_E: {sum(demand)} pairs in all; a target has at most {self._most_tokens:,}"
 
     def _snapshot(self, gain_us: float, costs: Costs) -> Plan:
         E, N, R = self._shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -21,6 +22,8 @@ INTERRUPTED_STATUS = 130
 def end_with(main: Callable[[], int]) -> NoReturn:
     """Runs ``main`` and exits with what it returns; ``tool | head`` and Ctrl-C end it quietly, a full disk with one line."""
     fill_standard_descriptors()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal of another encoding shows ? for µ
     try:
         status = main()
         flush_output()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,12 @@ from afore.scheduler.explain import ExplainingPlanner, Explanation
 from afore.scheduler.plan import Plan, PlannerConfig, ProtectedWindow
 from afore.scheduler.planner import Planner
 from afore.scheduler.plus_planner import PlusPlanner
+from afore.tools.ending import end_with
 from afore.tools.plan_explain import lines, svg, to_json
 from afore.tools.plan_input import read_demand, read_table, read_trace
 from afore.tools.plan_table import PLANNERS, as_dict, rows, table_of
 from afore.tools.plan_workload import pinned
+from afore.tools.printable import printable
 
 EPILOG = """\
 example:
@@ -30,8 +33,9 @@ example:
   python -m afore.tools.plan explain --trace /tmp/spans --sequence 17
   python -m afore.tools.plan table2 --traces DIR --slots 2,4,8
 
-exit status: 0 done, 2 an input cannot be used
+exit status: 0 done, 1 the output cannot be written, 2 an input cannot be used
 """
+MOST_TARGETS = 100_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,8 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _table2(options) if options.command == "table2" else _explain(options)
     except AforeError as error:
-        print(f"plan: {error}", file=sys.stderr)
-        return 2
+        print(f"plan: {printable(str(error), most=1000)}", file=sys.stderr)
+    except MemoryError as error:
+        print(f"plan: sizes: {error}; give fewer workers or slots", file=sys.stderr)
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,22 +95,53 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--ep", type=_numbers, default=[2, 4, 8, 16, 32, 64, 128], help="workers (default: 2,4,…,128)")
     table.add_argument("--slots", type=_numbers, default=[2, 4, 8], help="redundant slots a worker (default: 2,4,8)")
     table.add_argument("--policies", type=_policies, default=list(PLANNERS), help="default: afore,afore-plus")
-    table.add_argument("--targets", type=int, default=200, help="default: 200")
-    table.add_argument("--seed", type=int, default=2048, help="default: 2048")
+    table.add_argument("--targets", type=_whole(1, MOST_TARGETS), default=200, help="default: 200")
+    table.add_argument("--seed", type=_whole(0), default=2048, help="default: 2048")
     table.add_argument(
-        "--in-flight", type=int, default=0, help="plans whose slots are protected: M - 1 (default: 0, none is)"
+        "--in-flight", type=_whole(0), default=0, help="plans whose slots are protected: M - 1 (default: 0, none is)"
     )
-    table.add_argument("--time-limit-s", type=float, default=10.0, help="solver's time for a target (default: 10)")
+    table.add_argument("--time-limit-s", type=_seconds, default=10.0, help="solver's time for a target (default: 10)")
     table.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
+def _whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    """A type of argument: a whole number in this range."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
+        return number
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} are no seconds; give 0 or more")
+    return seconds
+
+
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} are no whole numbers with commas between") from None
 
 
 def _speeds(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} are no numbers with commas between") from None
 
 
 def _policies(text: str) -> list[str]:
@@ -127,7 +164,7 @@ def _explain(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"target": title, **to_json(told, plus)}))
         return 0
-    print(title)
+    print(printable(title))
     print("\n".join(lines(told, plus)))
     return 0
 
@@ -147,13 +184,18 @@ def _told(options: argparse.Namespace) -> tuple[Explanation, Plan, str]:
     if options.sequence is None:
         raise ConfigError("sequence", "missing", "name the target: --sequence S")
     recording = read_trace(options.trace, options.sequence)
+    for problem in recording.problems:
+        print(f"plan: {printable(problem, most=1000)}", file=sys.stderr)
     E, N = recording.targets[-1].demand_E.size, recording.num_workers
     planner = Planner(_config(options, E, N), _primaries(E, N))
     window = ProtectedWindow(recording.num_microbatches - 1)
     last: Plan | None = None
     *before, asked = recording.targets
     for target in before:
-        last = planner.plan(target.demand_E, window.protected(), target.costs)
+        try:
+            last = planner.plan(target.demand_E, window.protected(), target.costs)
+        except ValueError as error:
+            raise ConfigError("sequence", f"{target.sequence}: {error}", "record the run again") from error
         window.push(last.used_NR)
     told, plus = _both(planner, last, asked.demand_E, window.protected(), asked.costs)
     same = "as it was published" if told.plan.shares() == asked.shares else "not as it was published"
@@ -239,4 +281,4 @@ def _table2(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

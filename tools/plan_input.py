@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afore.core.errors import ConfigError
+from afore.core.target import Target
 from afore.core.trace import Span
 from afore.scheduler.costs import Costs
 from afore.tools.trace_files import open_directory
+
+MOST_BYTES = 1 << 26
+"""Of a file of counts: one that never ends is refused instead of filling the memory."""
 
 
 def read_demand(path: Path) -> NDArray[np.int64]:
@@ -22,7 +27,7 @@ def read_demand(path: Path) -> NDArray[np.int64]:
     value = _read(path)
     if isinstance(value, dict):
         value = value.get("demand")
-    return _integers(path, value, 1).reshape(-1)
+    return _integers(path, value, 1, np.iinfo(np.int64)).reshape(-1)
 
 
 def read_table(path: Path) -> NDArray[np.int32]:
@@ -30,23 +35,35 @@ def read_table(path: Path) -> NDArray[np.int32]:
     value = _read(path)
     if isinstance(value, dict):
         value = value.get("slots")
-    return _integers(path, value, 2).astype(np.int32)
+    return _integers(path, value, 2, np.iinfo(np.int32)).astype(np.int32)
 
 
 def _read(path: Path) -> Any:
     try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
         if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
-        text = path.read_text(encoding="utf-8")
+            return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        text = data.decode()
         if path.suffix == ".csv":
             rows = [row for row in csv.reader(text.splitlines()) if row]
             return [[int(cell) for cell in row] for row in rows]
         return json.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError(str(path), f"cannot be read: {error}", "give counts as JSON, .npy or .csv") from error
+    except OSError as error:
+        raise _unreadable(path, str(error.strerror)) from error
+    except RecursionError as error:
+        raise _unreadable(path, "its lists are nested too deep") from error
+    except (ValueError, csv.Error, MemoryError) as error:
+        raise _unreadable(path, str(error)) from error
 
 
-def _integers(path: Path, value: Any, dimensions: int) -> NDArray[np.int64]:
+def _unreadable(path: Path, why: str) -> ConfigError:
+    return ConfigError(str(path), f"cannot be read: {why}", "give counts as JSON, .npy or .csv")
+
+
+def _integers(path: Path, value: Any, dimensions: int, limits: np.iinfo[Any]) -> NDArray[np.int64]:
     try:
         array = np.asarray(value)
     except ValueError:
@@ -56,6 +73,9 @@ def _integers(path: Path, value: Any, dimensions: int) -> NDArray[np.int64]:
     if array.ndim != dimensions or array.dtype.kind not in "iu" or array.size == 0:
         shape = "E counts" if dimensions == 1 else "N rows of R experts"
         raise ConfigError(str(path), f"holds {array.dtype} of shape {array.shape}", f"give {shape}, as integers")
+    for number in (int(array.min()), int(array.max())):
+        if not limits.min <= number <= limits.max:
+            raise ConfigError(str(path), f"holds {number}", f"give whole numbers of {limits.bits} bits")
     return array.astype(np.int64)
 
 
@@ -79,17 +99,21 @@ class Recording:
     targets: list[Recorded]
     num_workers: int
     num_microbatches: int
+    problems: list[str]
+    """What the span files lack, in words."""
 
 
 def read_trace(directory: Path, sequence: int) -> Recording:
     """The target of ``sequence`` and those of its layer before it. Raises ``ConfigError``."""
     planned: dict[int, Span] = {}
     entries: dict[int, Span] = {}
-    files, _problems = open_directory(directory)
+    files, problems = open_directory(directory)
     for file in files:
         for _, span in file.records():
-            if span.kind == "instant" and span.name in ("planned", "entry"):
-                (planned if span.name == "planned" else entries)[span.args["sequence"]] = span
+            number = span.args.get("sequence")
+            if span.kind == "instant" and span.name in ("planned", "entry") and isinstance(number, int):
+                (planned if span.name == "planned" else entries)[number] = span
+        problems += file.problems()
     if sequence not in planned or planned[sequence].target is None:
         known = f"{min(planned)} to {max(planned)}" if planned else "none"
         raise ConfigError(
@@ -97,29 +121,53 @@ def read_trace(directory: Path, sequence: int) -> Recording:
         )
     asked = planned[sequence].target
     assert asked is not None
-    targets, microbatches = [], 0
+    targets: list[Recorded] = []
+    microbatches = 0
     for number in sorted(planned):
-        span = planned[number]
-        target = span.target
+        target = planned[number].target
         if target is None or number > sequence:
             continue
         microbatches = max(microbatches, target.microbatch + 1)
-        if target.layer != asked.layer or span.args["costs"] is None:
+        if target.layer != asked.layer:
             continue
-        tile_us, copy_us, window_us = span.args["costs"]
-        shares = entries[number].args["shares"] if number in entries else []
-        targets.append(
-            Recorded(
-                sequence=number,
-                name=f"layer {target.layer}, microbatch {target.microbatch}, step {target.step}",
-                policy=span.args["policy"],
-                demand_E=np.array(span.args["demand"], np.int64),
-                costs=Costs(tile_us=tile_us, copy_us=copy_us, window_us=window_us),
-                shares=[(e, w, r, count) for e, w, r, count, *_ in shares],
-            )
-        )
+        recorded = _recorded(directory, number, target, planned[number], entries.get(number))
+        if recorded is None:
+            continue
+        if targets and recorded.demand_E.size != targets[0].demand_E.size:
+            raise _damaged(directory, number, f"{recorded.demand_E.size} experts, {targets[0].demand_E.size} before")
+        targets.append(recorded)
     if not targets or targets[-1].sequence != sequence:
         raise ConfigError(
             "sequence", f"{sequence} was not planned by demand", "choose a target that was, of --policy afore"
         )
-    return Recording(targets=targets, num_workers=planned[sequence].args["workers"], num_microbatches=microbatches)
+    workers = planned[sequence].args.get("workers")
+    if not isinstance(workers, int):
+        raise _damaged(directory, sequence, f"{workers!r} workers")
+    return Recording(targets=targets, num_workers=workers, num_microbatches=microbatches, problems=problems)
+
+
+def _recorded(directory: Path, number: int, target: Target, span: Span, entry: Span | None) -> Recorded | None:
+    """A planned target from its records; None: it was not planned by demand."""
+    try:
+        if span.args["costs"] is None:
+            return None
+        tile_us, copy_us, window_us = span.args["costs"]
+        demand_E = np.asarray(span.args["demand"])
+        if demand_E.ndim != 1 or demand_E.size == 0 or demand_E.dtype.kind != "i" or demand_E.min() < 0:
+            raise ValueError("its demand is no vector of counts")
+        return Recorded(
+            sequence=number,
+            name=f"layer {target.layer}, microbatch {target.microbatch}, step {target.step}",
+            policy=str(span.args["policy"]),
+            demand_E=demand_E.astype(np.int64),
+            costs=Costs(tile_us=tile_us, copy_us=copy_us, window_us=window_us),
+            shares=[(e, w, r, count) for e, w, r, count, *_ in ([] if entry is None else entry.args["shares"])],
+        )
+    except KeyError as error:
+        raise _damaged(directory, number, f"it lacks {error.args[0]!r}") from error
+    except (TypeError, ValueError) as error:
+        raise _damaged(directory, number, str(error)) from error
+
+
+def _damaged(directory: Path, number: int, why: str) -> ConfigError:
+    return ConfigError(str(directory), f"the record of sequence {number} is damaged: {why}", "record the run again")

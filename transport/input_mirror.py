@@ -1,9 +1,12 @@
 """Execution inputs on another node than their attention worker's: one region of a node's lead that attention workers write into.
 
-Slot (a, m): the lead's line (INPUT_HEADER), the writer's line (INPUT_HEADER), then T rows of hidden [T, D] float32, ids [T, K]
+Slot (a, m): the lead's line (INPUT_HEADER), the writer's line (MIRROR_HEADER), then T rows of hidden [T, D] float32, ids [T, K]
 int32 and weights [T, K] float32, packed, so that one write carries a target. The writer never touches the lead's line: bytes of a
 one-sided write are all there once its notification is, and not before, so the lead publishes on the notification, and everybody
-on the node reads in place as if the attention worker were a neighbour. Reuse is guarded as that of input slots (``exchange``).
+on the node reads in place as if the attention worker were a neighbour.
+
+Reuse is guarded as that of input slots (``exchange``). But an aborted target's rows may still be on their way when the next ones
+are written behind them: so writes are numbered, and the lead publishes what its notification is about, or nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from afore.core.target import Target
 from afore.core.topology import ATTENTION, member_name
 from afore.transport.exchange import F32, I32, ExchangeLayout, Inputs, meant
 from afore.transport.publish import publishing_words
-from afore.transport.records import CACHE_LINE, HIDDEN_DTYPE, ID_DTYPE, INPUT_HEADER, WORD, align
+from afore.transport.records import CACHE_LINE, HIDDEN_DTYPE, ID_DTYPE, INPUT_HEADER, MIRROR_HEADER, WORD, align
 
 _EPOCH_WORD = INPUT_HEADER.offsets["epoch"] // WORD
 _TOKENS_WORD = INPUT_HEADER.offsets["tokens"] // WORD
@@ -88,15 +91,19 @@ class _Rows:
 
 
 class InputPacker:
-    """An attention worker's staging: rows in, the bytes of one write out. They stay as they are until the next ``pack``."""
+    """An attention worker's staging of one microbatch: rows in, the bytes of one write out, as they are until the next ``pack``.
 
-    __slots__ = ("_bytes", "_epoch", "_layout", "_rows")
+    One for each microbatch, because writes wait for room side by side. Every ``pack`` is written once to every mirror.
+    """
+
+    __slots__ = ("_bytes", "_epoch", "_layout", "_number", "_rows")
 
     def __init__(self, layout: MirrorLayout, epoch: int) -> None:
         storage = np.zeros(layout.slot_nbytes // WORD, np.uint64)  # words, so that rows are aligned
         self._bytes = storage.data.cast("B")
         self._layout = layout
         self._epoch = epoch
+        self._number = 0
         self._rows = _Rows(self._bytes, layout)
 
     def pack(self, target: Target, hidden_TD: F32, ids_TK: I32, weights_TK: F32) -> memoryview:
@@ -104,7 +111,8 @@ class InputPacker:
         tokens, limit = hidden_TD.shape[0], self._layout.exchange.max_tokens
         if tokens > limit:
             raise WireError("this attention worker", f"{tokens} tokens of {target} do not fit {limit} rows")
-        INPUT_HEADER.pack_into(self._bytes, 0, target.word(), self._epoch, tokens)
+        self._number += 1
+        MIRROR_HEADER.pack_into(self._bytes, 0, self._number, target.word(), self._epoch, tokens, self._number)
         room_hidden_TD, room_ids_TK, room_weights_TK = self._rows.views(tokens)
         room_hidden_TD[:] = hidden_TD
         room_ids_TK[:] = ids_TK
@@ -115,23 +123,33 @@ class InputPacker:
 class InputMirror:
     """The lead's side: publishes what has come."""
 
-    __slots__ = ("_bytes", "_epoch", "_layout", "_words")
+    __slots__ = ("_bytes", "_epoch", "_layout", "_notified", "_words")
 
     def __init__(self, buffer: memoryview, layout: MirrorLayout, epoch: int) -> None:
         """Raises ``WireError`` for a region that is too small."""
         self._bytes = _region(buffer, layout)
+        self._notified = [0] * (layout.num_attention * layout.exchange.num_microbatches)
         self._words = publishing_words(self._bytes)
         self._layout = layout
         self._epoch = epoch
 
     def publish(self, attention: int, microbatch: int) -> None:
-        """The notification for slot (a, m) has come: its target can be read. Raises ``WireError`` for a header that cannot be."""
+        """The next notification for slot (a, m) has come: its target can be read, unless a later write is landing there already.
+
+        Raises ``WireError`` for a header that cannot be.
+        """
         peer = member_name(ATTENTION, attention)
         shape = self._layout.exchange
         if not (0 <= attention < self._layout.num_attention and 0 <= microbatch < shape.num_microbatches):
             raise WireError(peer, f"announces inputs of microbatch {microbatch}, which nobody has")
         at = self._layout.offset(attention, microbatch)
-        target, epoch, tokens = INPUT_HEADER.unpack_from(self._bytes, at + CACHE_LINE)
+        slot = at // self._layout.slot_nbytes
+        self._notified[slot] = number = self._notified[slot] + 1
+        first, target, epoch, tokens, last = MIRROR_HEADER.unpack_from(self._bytes, at + CACHE_LINE)
+        if first != number or last != number:
+            # Nobody reads the aborted target that this was about. A write lands from one end to the other, so that as long as both
+            # ends are old all between them is.
+            return
         if epoch != self._epoch or tokens > shape.max_tokens:
             raise WireError(
                 peer,

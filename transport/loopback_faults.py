@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from afore.core.errors import ConfigError
 
+_WORD = 8
+"""Bytes that land as one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopbackFaults:
@@ -20,7 +23,7 @@ class LoopbackFaults:
     overtake_us: float = 0.0
     """Longest such delay."""
     torn: float = 0.0
-    """Probability that a payload of two bytes or more lands in two parts, in either order, before its notification."""
+    """Probability that a payload of two bytes or more (no single word) lands in two parts, in either order, before it is told."""
     torn_us: float = 0.0
     """Longest time between the two parts."""
 
@@ -71,7 +74,7 @@ class Wire:
         self._landed_ns = 0
 
     def fly(self, now_ns: int, nbytes: int) -> Flight:
-        """Sends ``nbytes`` now; never lands before what was sent earlier."""
+        """Sends ``nbytes`` now; never lands before what was sent earlier. A word is not torn: no fabric tears one backwards."""
         self._busy_until_ns = max(now_ns, self._busy_until_ns) + round(nbytes * self._ns_per_byte)
         arrives_ns = self._busy_until_ns + self._latency_ns
         faults, draw = self._faults, self._random
@@ -82,7 +85,7 @@ class Wire:
         if draw.random() < faults.overtake:
             arrives_ns += round(draw.uniform(0, faults.overtake_us) * 1e3)
         arrives_ns = max(arrives_ns, self._landed_ns)
-        if nbytes < 2 or draw.random() >= faults.torn:
+        if nbytes < 2 or nbytes == _WORD or draw.random() >= faults.torn:
             self._landed_ns = arrives_ns
             return Flight(arrives_ns)
         self._landed_ns = arrives_ns + round(draw.uniform(0, faults.torn_us) * 1e3)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-RECORDS_VERSION: Final = 1
+RECORDS_VERSION: Final = 2
 """Raised with every change in this file; a region of another version is refused."""
 
 CACHE_LINE: Final = 64
@@ -164,6 +164,9 @@ COUNT_DTYPE: Final[np.dtype[np.int32]] = np.dtype("<i4")
 
 INPUT_HEADER: Final = Record(("target", "Q"), ("epoch", "Q"), ("tokens", "Q"))
 """``target`` is stored last, with release."""
+MIRROR_HEADER: Final = Record(("first", "Q"), ("target", "Q"), ("epoch", "Q"), ("tokens", "Q"), ("last", "Q"))
+"""What an attention worker writes of it into another node's mirror. ``first`` and ``last``: the number of this write into the slot,
+from 1; where they are not both the number of the notification, a later write is landing."""
 REPLY_HEADER: Final = Record(("target", "Q"), ("epoch", "Q"), ("tokens", "I"), ("worker", "I"))
 REPLY_TRAILER: Final = Record(("target", "Q"), ("epoch", "Q"))
 """Right behind the rows (aligned to 8): both ends name the target."""

@@ -179,8 +179,11 @@ class RoutedFabric:
         return await self._far[way].dial(peer.far[way], timeout_us=timeout_us)
 
     async def close(self) -> None:
-        await asyncio.gather(*[fabric.close() for fabric in self._far.values()])
-        await self._near.close()
+        try:
+            await asyncio.gather(*[fabric.close() for fabric in self._far.values()])
+        finally:
+            # Also where closing is cut short: peers that cannot be reached are waited for, and files of this node must not stay.
+            await self._near.close()
 
 
 __all__ = ["FarFabric", "Region", "RoutedFabric", "RoutedRegion"]

@@ -263,10 +263,12 @@ class ShmFabric:
             for inbound in list(self._inbound):
                 inbound.close()
             os.close(self._doorbell_fd)
-        await self._door.close()
-        if self._directory.close(remove=self._config.directory is None):
-            # The last one out: what killed members of the run left goes too.
-            sweep_stale(self._config.root, self._config.run_id)
+        try:
+            await self._door.close()
+        finally:
+            if self._directory.close(remove=self._config.directory is None):
+                # The last one out: what killed members of the run left goes too.
+                sweep_stale(self._config.root, self._config.run_id)
 
 
 def _new_eventfd() -> int:

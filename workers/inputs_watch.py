@@ -1,7 +1,8 @@
 """Tells the scheduler which inputs have come, for policies that decide only then (``Policy.wants_inputs``). Rank 0 alone does.
 
 A target has no ring entry yet when its inputs come, so the reader of bells notes who rang, and the header of that input slot says
-for which target. One record for each attention worker: the scheduler knows how many take part.
+for which target. One record for each attention worker and target: the scheduler knows how many take part. Bells may be more than
+targets: one that is looked at late finds the target of the next.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class InputsWatch:
         self._arrived = arrived
         self._report = report
         self._rung: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+        self._told: dict[tuple[int, int], Target] = {}
 
     def rang(self, attention: int, microbatch: int) -> None:
         """An attention worker rang for its inputs of a microbatch."""
@@ -30,6 +32,8 @@ class InputsWatch:
     async def run(self) -> None:
         """Reports, in the order of the bells. Never returns."""
         while True:
-            target = self._arrived(*await self._rung.get())
-            if target is not None:
+            slot = await self._rung.get()
+            target = self._arrived(*slot)
+            if target is not None and target != self._told.get(slot):
+                self._told[slot] = target
                 await self._report(target)

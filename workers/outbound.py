@@ -54,7 +54,9 @@ class Outbound:
         self._inputs = InputSlots(exchange, layouts.exchange, epoch)
         self._num_ffn = layouts.exchange.num_ffn
         self._guard = ReuseGuard(layouts.exchange.num_microbatches, layouts.exchange.num_ffn)
-        self._packer = InputPacker(layouts.mirror, epoch) if doors.mirrors else None
+        self._packers_M = [
+            InputPacker(layouts.mirror, epoch) for _ in range(layouts.exchange.num_microbatches if doors.mirrors else 0)
+        ]
         self._mirror_offsets_M = [
             layouts.mirror.write_offset(rank, m) for m in range(layouts.exchange.num_microbatches)
         ]
@@ -83,8 +85,8 @@ class Outbound:
         self._guard.writing(target)
         self._written_M[target.microbatch] = target
         bell = bells.INPUTS(self._rank, target.microbatch)
-        if self._packer is not None:
-            packed = self._packer.pack(target, routed.hidden_TD, routed.ids_TK, routed.weights_TK)
+        if self._packers_M:
+            packed = self._packers_M[target.microbatch].pack(target, routed.hidden_TD, routed.ids_TK, routed.weights_TK)
             offset = self._mirror_offsets_M[target.microbatch]
             for link, key in self._doors.mirrors:
                 await link.write(key, offset, packed, notify=bell, timeout_us=self._timeout_us)

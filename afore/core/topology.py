@@ -22,6 +22,7 @@ MAX_LAYERS = 1 << LAYER_BITS
 MAX_WORKERS = 1024
 MAX_SLOTS = 1 << 15
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?")
 RENDEZVOUS_PORT = 29513
 """Where roles that are started by hand find each other, unless they are told otherwise."""
 
@@ -70,6 +71,7 @@ class Topology:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ConfigError(f"topology.{field}", f"{value!r} is not a whole number from {low} to {high}")
+        self._check_listen()
         self._check_nodes()
         per_worker = self.redundant_slots_per_worker
         if per_worker is not None:
@@ -96,12 +98,31 @@ class Topology:
                 "use 127.0.0.1, or say so with topology.rendezvous_remote and give topology.secret_file",
             )
 
+    def _check_listen(self) -> None:
+        host = self.listen
+        if host is None:
+            return
+        address = _numeric(host)
+        if address is None and not HOST_NAME.fullmatch(host):
+            raise ConfigError("topology.listen", f"{host!r} is no host", "give an address or a name, without a port")
+        if address is not None and (address.is_unspecified or address.is_multicast):
+            raise ConfigError("topology.listen", f"others cannot connect to {host}", "give an address of this machine")
+
     def _check_nodes(self) -> None:
-        for name in (*(self.nodes or ()), *(() if self.node is None else (self.node,))):
-            if not NODE_NAME.fullmatch(name):
+        nodes = {} if self.nodes is None else self.nodes
+        if not isinstance(nodes, dict) or not all(isinstance(names, str) for names in nodes.values()):
+            raise ConfigError("topology.nodes", f"{nodes!r} is no map", 'give {NODE: "ROLE,ROLE", …}')
+        for name in (*nodes, *(() if self.node is None else (self.node,))):
+            if not isinstance(name, str) or not NODE_NAME.fullmatch(name):
                 raise ConfigError(
-                    "topology.node", f"{name!r} is no name", "give 1 to 64 letters, digits, '.', '_' or '-'"
+                    "topology.node",
+                    f"{name!r} is no name",
+                    "give 1 to 64 letters, digits, '.', '_' or '-'; in quotes, where YAML takes it for something else",
                 )
+        if self.spread and self.fabric in ("shm", "loopback"):
+            raise ConfigError(
+                "topology.fabric", f"{self.fabric} leads to no other node", "give auto, tcp or verbs, or leave it out"
+            )
         if self.node is not None and self.nodes is not None and self.node not in self.nodes:
             raise ConfigError("topology.node", f"{self.node!r} is not in topology.nodes", f"of {', '.join(self.nodes)}")
         if self.nodes is None:
@@ -197,7 +218,13 @@ def is_host(host: str) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches ``host``; a name other than localhost counts as reachable from others."""
+    address = _numeric(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
+def _numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that ``host`` spells; None for a name."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host)
     except ValueError:
-        return host == "localhost"
+        return None

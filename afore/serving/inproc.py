@@ -39,13 +39,21 @@ async def running_members(
     network: LoopbackNetwork,
     world: World,
     *,
-    make_fabric: Callable[[LoopbackNetwork, str], Fabric] = LoopbackFabric,
+    make_fabric: Callable[[LoopbackNetwork, str], Fabric] | None = None,
 ) -> AsyncIterator[tuple[Client, dict[str, asyncio.Task[None]]]]:
     """Runs every role as a task over ``network``; yields a client once all of them serve, and the tasks by member name.
 
-    Raises ``RoleLost`` when a role does not come up. What ended a role without being an ``AforeError`` is a defect, and comes out.
+    ``make_fabric`` gives members endpoints of a test's own; none: on the nodes that ``topology.nodes`` says. Raises ``RoleLost``
+    when a role does not come up. What ended a role without being an ``AforeError`` is a defect, and comes out.
     """
-    fabrics = {member: make_fabric(network, member_name(*member)) for member in config.topology.members()}
+
+    def endpoint(role: str, rank: int) -> Fabric:
+        name = member_name(role, rank)
+        if make_fabric is not None:
+            return make_fabric(network, name)
+        return LoopbackFabric(network, name, node=config.topology.node_of(role, rank) or "")
+
+    fabrics = {member: endpoint(*member) for member in config.topology.members()}
     own = LoopbackFabric(network, "client")
     tasks = {
         member_name(role, rank): asyncio.create_task(

@@ -31,7 +31,7 @@ from afore.serving.event_log import EventLog
 from afore.serving.inproc import running_members
 from afore.testing import run_virtual
 from afore.transport.api import Fabric
-from afore.transport.loopback import LoopbackFabric, LoopbackFaults, LoopbackNetwork
+from afore.transport.loopback import LoopbackFaults, LoopbackNetwork
 from afore.transport.session import RoleContext
 from afore.workers.compute import Compute
 from afore.workers.device.ports import EmulatedFleet, Jitter
@@ -177,7 +177,7 @@ async def running_virtual(
     config: RunConfig,
     emulation: Emulation | None = None,
     *,
-    make_fabric: Callable[[LoopbackNetwork, str], Fabric] = LoopbackFabric,
+    make_fabric: Callable[[LoopbackNetwork, str], Fabric] | None = None,
 ) -> AsyncIterator[VirtualCluster]:
     """Runs every role as a task on the running (virtual-clock) loop; yields once all of them serve.
 

@@ -20,7 +20,7 @@ from afore.serving.options import build_parser, parse
 from tests.docs.pages import PAGES, ROOT, Page
 
 FOLDERS = ("afore/", "transport/", "workers/", "scheduler/", "tools/", "docs/", "tests/")
-SECTIONS = ("topology", "planner", "costs", "batch", "serve", "times", "device")
+SECTIONS = ("topology", "planner", "costs", "batch", "serve", "times", "device", "verbs")
 MISTAKES = frozenset({"topolgy.ffn"})
 """Options that a page gives in order to show how they are refused."""
 pages = pytest.mark.parametrize("page", [Page(name) for name in PAGES], ids=PAGES)

@@ -50,8 +50,8 @@ class FaultyLink:
 class FaultyFabric:
     """A ``Fabric`` whose links are under ``weather``."""
 
-    def __init__(self, network: LoopbackNetwork, address: str, weather: Weather) -> None:
-        self._fabric: Fabric = LoopbackFabric(network, address)
+    def __init__(self, network: LoopbackNetwork, address: str, weather: Weather, *, node: str = "") -> None:
+        self._fabric: Fabric = LoopbackFabric(network, address, node=node)
         self._weather = weather
 
     @property

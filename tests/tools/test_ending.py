@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,3 +52,27 @@ def test_no_standard_output_and_a_full_disk(output: str, status: int, told: str)
     assert done.returncode == status
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == bool(told)
+
+
+@pytest.mark.parametrize(
+    "tool",
+    sorted({*(ROOT / "tools").rglob("*.py")} - {*(ROOT / "tools").rglob("*_child.py")}),
+    ids=lambda path: path.stem,
+)
+def test_every_tool_ends_so(tool: Path) -> None:
+    lines = tool.read_text().splitlines()
+    if 'if __name__ == "__main__":' in lines:
+        assert lines[-1].strip() == "end_with(main)"
+
+
+@pytest.mark.slow
+def test_a_letter_that_the_terminal_lacks_ends_no_tool() -> None:
+    code = "from afore.tools.ending import end_with\nend_with(lambda: print('5 \\u00b5s') or 3)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"5 ?s\n", b"")

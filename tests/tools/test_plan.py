@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -151,6 +153,152 @@ def test_what_cannot_be_used_is_named(
         Path(f"{name}.json").write_text(value)
     assert main(arguments) == 2
     assert words in capsys.readouterr().err
+
+
+NPY_OF_8_TIB = b"\x93NUMPY\x01\x00\x76\x00" + (
+    b"{'descr': '<i8', 'fortran_order': False, 'shape': (1099511627776,), }".ljust(117) + b"\n"
+)
+
+
+@pytest.mark.parametrize("option", ["DEMAND", "--table"])
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("deep.json", b"[" * 100_000, "nested too deep"),
+        ("long.csv", b"1" * 200_000, "field limit"),
+        ("words.csv", b"1,x", "'x'"),
+        ("encoded.json", b"\xff\xfe[1]", "utf-8"),
+        ("nothing.json", b"", "cannot be read"),
+        ("nothing.npy", b"", "cannot be read"),
+        ("torn.npy", NPY_OF_8_TIB[:40], "cannot be read"),
+        ("vast.npy", NPY_OF_8_TIB, "cannot be read"),
+        ("pickled.npy", pickle.dumps([1, 2]), "magic string"),
+        ("directory.json", None, "Is a directory"),
+        ("scalar.json", b"5", "holds int64 of shape ()"),
+        ("ragged.json", b"[[1, 2], [3]]", "holds"),
+        ("wide.json", b"[[18446744073709551615]]", "holds 18446744073709551615"),
+    ],
+)
+def test_a_file_that_holds_no_counts_is_refused(
+    option: str, name: str, content: bytes | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, good = tmp_path / name, tmp_path / "good.json"
+    good.write_text("[5, 3]")
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    arguments = [str(path)] if option == "DEMAND" else [str(good), option, str(path)]
+    assert main(["explain", *arguments, "--workers", "2", "--slots", "1"]) == 2
+    error = capsys.readouterr().err
+    assert str(path) in error
+    assert words in error
+
+
+def test_a_file_without_end_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("afore.tools.plan_input.MOST_BYTES", 1000)
+    assert main(["explain", "/dev/zero"]) == 2
+    assert "more than 1,000 bytes" in capsys.readouterr().err
+
+
+def test_an_expert_beyond_32_bits_is_none_of_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "demand.json").write_text("[5, 3]")
+    (tmp_path / "table.json").write_text("[[-1], [4294967296]]")
+    arguments = [str(tmp_path / "demand.json"), "--table", str(tmp_path / "table.json")]
+    assert main(["explain", *arguments, "--workers", "2", "--slots", "1"]) == 2
+    assert "holds 4294967296" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ({"demand": [1, -5] * 8}, "no vector of counts"),
+        ({"demand": [1, [2]]}, "sequence 2 is damaged"),
+        ({"demand": 5}, "no vector of counts"),
+        ({"demand": []}, "no vector of counts"),
+        ({"demand": ["a"]}, "no vector of counts"),
+        ({"demand": [1, 2]}, "2 experts, 16 before"),
+        ({"demand": [2**31] * 16}, "at most 2,147,483,647"),
+        ({"demand": [2**64] * 16}, "no vector of counts"),
+        ({"costs": [1, 2]}, "sequence 2 is damaged"),
+        ({"costs": [1, 2, "x"]}, "sequence 2 is damaged"),
+        ({"costs": [1, 2, -3]}, "is not a time"),
+        ({"costs": 3}, "sequence 2 is damaged"),
+        ({"workers": 0}, "num_workers"),
+        ({"workers": "four"}, "'four' workers"),
+        ({"shares": [1]}, "sequence 2 is damaged"),
+        ({"shares": None}, "sequence 2 is damaged"),
+    ],
+)
+@pytest.mark.parametrize("lacks", [False, True])
+def test_a_damaged_record_of_a_trace_is_named(
+    damage: dict[str, object], words: str, lacks: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "spans")
+    (path,) = (tmp_path / "spans").iterdir()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    ((name, value),) = damage.items()
+    for line in lines:
+        args = line.get("args", {})
+        if args.get("sequence") == 2 and name in args:
+            if lacks:
+                del args[name]
+            else:
+                args[name] = value
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["explain", "--trace", str(tmp_path / "spans"), "--sequence", "2", "--slots", "2"]) == 2
+    error = capsys.readouterr().err
+    assert ("None workers" if name == "workers" else f"lacks '{name}'") in error if lacks else words in error
+
+
+def test_a_torn_trace_is_explained_and_said_to_be_torn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path / "spans")
+    (path,) = (tmp_path / "spans").iterdir()
+    path.write_bytes(path.read_bytes()[:-5])
+    assert main(["explain", "--trace", str(tmp_path / "spans"), "--sequence", "5", "--slots", "2"]) == 0
+    told = capsys.readouterr()
+    assert "as it was published" in told.out
+    assert "the last line is torn" in told.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--targets", "0"],
+        ["--targets", "-1"],
+        ["--targets", "99999999999"],
+        ["--seed", "-1"],
+        ["--in-flight", "-1"],
+        ["--time-limit-s", "-1"],
+        ["--time-limit-s", "nan"],
+        ["--time-limit-s", "inf"],
+        ["--ep", ","],
+        ["--slots", "two"],
+        ["--policies", "static"],
+    ],
+)
+def test_numbers_out_of_range_are_refused_by_name(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["table2", *arguments])
+    assert ended.value.code == 2
+    assert f"argument {arguments[0]}: {arguments[1]!r}" in capsys.readouterr().err
+
+
+def test_the_documented_explanation_is_what_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/policies.md").read_text()
+    command = re.findall(r"^\$ python -m afore\.tools\.plan (explain demand.*)$", page, re.MULTILINE)[0]
+    demand, table, printed = re.findall(
+        r"^For `(\[.*\])` and the slot table\n`(\[.*\])` it prints:\n\n```text\n(.*?)```",
+        page,
+        re.MULTILINE | re.DOTALL,
+    )[0]
+    monkeypatch.chdir(tmp_path)
+    Path("demand.json").write_text(demand)
+    Path("slots.json").write_text(table)
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out == printed
 
 
 def test_the_pinned_workload_has_the_papers_skew() -> None:

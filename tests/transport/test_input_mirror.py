@@ -11,7 +11,7 @@ from afore.core.errors import WireError
 from afore.core.target import Target
 from afore.transport.exchange import ExchangeLayout, Inputs
 from afore.transport.input_mirror import InputMirror, InputPacker, MirrorLayout, MirrorReader
-from afore.transport.records import CACHE_LINE, INPUT_HEADER
+from afore.transport.records import CACHE_LINE, MIRROR_HEADER
 
 EPOCH = 2
 EXCHANGE = ExchangeLayout(num_microbatches=2, num_ffn=3, max_tokens=5, hidden=7, top_k=3)
@@ -85,14 +85,46 @@ def test_a_write_that_is_landing_does_not_disturb_what_is_published(landed: int)
     assert reader.holds(1) == TARGET
 
 
+@given(st.data(), st.booleans(), st.integers(1, 300))
+def test_a_late_notification_never_publishes_a_later_write_that_is_landing(
+    data: st.DataObject, tail_first: bool, earlier: int
+) -> None:
+    """An aborted target's notification is looked at while the rows behind it land: from either end, up to any byte."""
+    buffer = memoryview(bytearray(LAYOUT.nbytes))
+    mirror, reader = InputMirror(buffer, LAYOUT, EPOCH), MirrorReader(buffer, LAYOUT, 0, EPOCH)
+    packer = InputPacker(LAYOUT, EPOCH)
+    for step in range(earlier):
+        land(buffer, 0, packer.pack(Target(0, 1, step), *make_inputs(1)))
+        mirror.publish(0, 1)
+    aborted, following = Target(0, 1, earlier), Target(0, 1, earlier + 1)
+    land(buffer, 0, packer.pack(aborted, *make_inputs(2, 1)))
+    old = bytes(buffer)
+    written = make_inputs(3, 2)
+    packed = packer.pack(following, *written)
+    land(buffer, 0, packed)
+    cut = data.draw(st.integers(0, packed.nbytes) | st.integers(0, CACHE_LINE))
+    at = LAYOUT.write_offset(0, 1)
+    stale = slice(at, at + cut) if tail_first else slice(at + cut, at + packed.nbytes)
+    buffer[stale] = old[stale]
+    mirror.publish(0, 1)
+    assert reader.read(1, following) is None
+    assert reader.holds(1) in (Target(0, 1, earlier - 1), aborted)
+    land(buffer, 0, packed)
+    mirror.publish(0, 1)
+    seen = reader.read(1, following)
+    assert seen is not None
+    for mine, theirs in zip(seen, written, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
 def test_headers_that_cannot_be_are_refused() -> None:
     buffer = memoryview(bytearray(LAYOUT.nbytes))
     mirror = InputMirror(buffer, LAYOUT, EPOCH)
     at = LAYOUT.write_offset(2, 1)
-    INPUT_HEADER.pack_into(buffer, at, TARGET.word(), EPOCH, EXCHANGE.max_tokens + 1)
+    MIRROR_HEADER.pack_into(buffer, at, 1, TARGET.word(), EPOCH, EXCHANGE.max_tokens + 1, 1)
     with pytest.raises(WireError, match=r"attention-2.*6 rows"):
         mirror.publish(2, 1)
-    INPUT_HEADER.pack_into(buffer, at, TARGET.word(), EPOCH - 1, 1)
+    MIRROR_HEADER.pack_into(buffer, at, 2, TARGET.word(), EPOCH - 1, 1, 2)
     with pytest.raises(WireError, match="epoch 1"):
         mirror.publish(2, 1)
     assert MirrorReader(buffer, LAYOUT, 2, EPOCH).holds(1) is None

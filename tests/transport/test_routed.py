@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -109,3 +110,32 @@ async def test_where_no_fabric_leads_both_sides_ways_are_named(make: Make) -> No
     with pytest.raises(PeerLost, match="no fabric leads there"):
         other.resolve(region.key)
     assert RoutedAddress.parse(alone.address).far == {}
+
+
+class Lingering(TcpFabric):
+    """An endpoint with a peer that cannot be reached: to close it takes long."""
+
+    def __init__(self, config: TcpConfig) -> None:
+        super().__init__(config)
+        self.closing = asyncio.Event()
+
+    async def close(self) -> None:
+        self.closing.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await super().close()
+
+
+async def test_an_endpoint_whose_close_is_cut_short_leaves_nothing_on_its_node() -> None:
+    run = f"routed{os.getpid()}_{uuid.uuid4().hex[:8]}"
+    near = ShmFabric(ShmConfig(run_id=run, label="cut"))
+    far = Lingering(TcpConfig(secret=SECRET))
+    fabric = RoutedFabric("a", near, {"tcp": far})
+    fabric.register(64, label="r")
+    closing = asyncio.create_task(fabric.close())
+    await far.closing.wait()
+    closing.cancel()
+    await asyncio.wait({closing})
+    assert closing.cancelled()
+    assert [name for name in os.listdir("/dev/shm") if run in name] == []
