@@ -116,6 +116,7 @@ def test_options_in_prose_exist(page: Page, capsys: pytest.CaptureFixture[str]) 
     for tool, *subcommand in (
         ("doctor",),
         ("inspect",),
+        ("top",),
         ("train_tiny",),
         ("bench", "serve"),
         ("bench", "planner"),
