@@ -116,6 +116,7 @@ def test_options_in_prose_exist(page: Page, capsys: pytest.CaptureFixture[str]) 
     for tool, *subcommand in (
         ("doctor",),
         ("inspect",),
+        ("top",),
         ("train_tiny",),
         ("bench", "serve"),
         ("bench", "planner"),
@@ -123,6 +124,7 @@ def test_options_in_prose_exist(page: Page, capsys: pytest.CaptureFixture[str]) 
         ("bench", "transport"),
         ("top",),
         ("trace", "summary"),
+        ("wire", "replay"),
         ("plan", "explain"),
         ("plan", "table2"),
     ):
