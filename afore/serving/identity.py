@@ -176,7 +176,7 @@ def read_secret(path: str | None) -> bytes | None:
         raise ConfigError(
             "topology.secret_file",
             f"{path} holds {len(secret)} bytes, {SECRET_LEAST} are the least",
-            f"python -c 'import secrets; print(secrets.token_hex(32))' > {path}",
+            f"(umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > {path})",
         )
     return secret
 
