@@ -9,7 +9,7 @@ from afore.core.errors import ConfigError
 from afore.core.target import Target
 from afore.tools.hexdump import fields
 from afore.tools.segments import MIRROR, Listed
-from afore.transport.records import CACHE_LINE, INPUT_HEADER
+from afore.transport.records import CACHE_LINE, INPUT_HEADER, MIRROR_HEADER
 
 WRITERS = {
     "mailbox": "attention workers: demand vectors",
@@ -102,7 +102,7 @@ def input_slots(region: bytes, num_attention: int, num_microbatches: int) -> lis
     for index in range(count):
         at = index * size
         published, _, _ = INPUT_HEADER.unpack_from(region, at)
-        written, epoch, tokens = INPUT_HEADER.unpack_from(region, at + CACHE_LINE)
+        _, written, epoch, tokens, _ = MIRROR_HEADER.unpack_from(region, at + CACHE_LINE)
         slots.append(
             InputSlot(
                 *divmod(index, num_microbatches), at, _target(published), _target(written), epoch, tokens
@@ -153,4 +153,4 @@ def input_dump(region: bytes, slots: Sequence[InputSlot]) -> Iterator[str]:
         yield f"slot attention-{slot.attention} microbatch {slot.microbatch}: published"
         yield from fields(region, slot.at, INPUT_HEADER)
         yield f"slot attention-{slot.attention} microbatch {slot.microbatch}: written"
-        yield from fields(region, slot.at + CACHE_LINE, INPUT_HEADER)
+        yield from fields(region, slot.at + CACHE_LINE, MIRROR_HEADER)

@@ -37,9 +37,10 @@ CHOICES: dict[str, Callable[[type[LoopbackWorld] | type[ShmWorld] | type[TcpWorl
     "stream_world": lambda world: world.streams,
     "mapping_world": lambda world: world.maps,
     "network_world": lambda world: world.networked,
+    "crossing_world": lambda world: world.streams and world.crosses_processes,
 }
 """``stream_world``: those with sockets, where strangers and other processes come in; ``mapping_world``: those that share memory;
-``network_world``: those whose bytes cross a network.
+``network_world``: those whose bytes cross a network; ``crossing_world``: those with sockets in which other processes can be.
 """
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
