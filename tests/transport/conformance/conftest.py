@@ -118,6 +118,13 @@ async def stream_world(request: pytest.FixtureRequest) -> AsyncIterator[StreamWo
 
 
 @pytest.fixture
+async def crossing_world(request: pytest.FixtureRequest) -> AsyncIterator[StreamWorld]:
+    async for made in _life(WORLDS[request.param]()):
+        assert not isinstance(made, LoopbackWorld)
+        yield made
+
+
+@pytest.fixture
 async def mapping_world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     async for made in _life(WORLDS[request.param]()):
         yield made
