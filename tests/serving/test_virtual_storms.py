@@ -21,7 +21,7 @@ from afore.serving.spec import HUB_ADDRESS
 from afore.serving.virtual import Ask, Emulation, VirtualCluster, running_virtual
 from afore.testing import run_virtual
 from afore.transport.loopback import LoopbackFabric, LoopbackFaults
-from afore.workers import ffn
+from afore.workers import ffn_epoch
 from afore.workers.device.ports import Jitter
 from afore.workers.slot_table import SlotState, SlotTable
 from tests.serving.faulty_fabric import FaultyFabric, Stalls
@@ -127,7 +127,7 @@ def test_a_worker_whose_slots_are_not_what_the_scheduler_thinks_costs_balance_on
         tables[kwargs["rank"]] = table = SlotTable(**kwargs)
         return table
 
-    monkeypatch.setattr(ffn, "SlotTable", keep)
+    monkeypatch.setattr(ffn_epoch, "SlotTable", keep)
     requests = asks(8, 8)
     refusals = 0
     for seed in range(5):
@@ -190,7 +190,7 @@ def test_everything_at_once_changes_no_token(seed: int, monkeypatch: pytest.Monk
         tables[kwargs["rank"]] = table = SlotTable(**kwargs)
         return table
 
-    monkeypatch.setattr(ffn, "SlotTable", keep)
+    monkeypatch.setattr(ffn_epoch, "SlotTable", keep)
     topology = Topology(
         attention=numbers.randint(1, 3),
         ffn=numbers.randint(1, 4),
