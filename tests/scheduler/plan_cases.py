@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from afore.scheduler.costs import Costs
 from afore.scheduler.plan import Plan, PlannerConfig
 from afore.scheduler.planner import Planner
+from afore.scheduler.reference import ReferencePlanner
+from afore.scheduler.validate import validate
 
 FREE = Costs(tile_us=1.0, copy_us=0.0, window_us=0.0)
 """Copies cost nothing: the fewest tiles win."""
@@ -183,3 +185,26 @@ class Situation:
         config = PlannerConfig(num_experts=E, num_workers=N, slots_per_worker=R, tile_tokens=1, copy_budget=20)
         primaries_E = rng.integers(0, N, E).astype(np.int32)
         return cls(config, primaries_E, rng), rng.integers(0, E, (N, R)).astype(np.int32)
+
+
+def equal_plans(situation: Situation, steps: int) -> Iterator[Plan]:
+    """Plans of a sequence with carried state; raises ``AssertionError`` at the first that the reference or the validator does not
+    agree with.
+    """
+    config, primaries_E, rng = situation.config, situation.primaries_E, situation.rng
+    planner, reference = Planner(config, primaries_E), ReferencePlanner(config, primaries_E)
+    for step, demand_E in enumerate(situation.demands(steps)):
+        if rng.random() < 0.15:
+            slots_NR = situation.slots()
+            planner.adopt(slots_NR)
+            reference.adopt(slots_NR)
+        elif rng.random() < 0.03:
+            planner.reset()
+            reference.reset()
+        before_NR = planner.slots_NR
+        protected_NR, costs = situation.protected(), situation.costs()
+        plan = planner.plan(demand_E, protected_NR, costs)
+        expected = reference.plan(demand_E, protected_NR, costs)
+        assert not (found := differences(plan, expected)), (step, found)
+        validate(plan, demand_E, before_NR, primaries_E, config, protected_NR)
+        yield plan
