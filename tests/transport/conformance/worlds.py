@@ -231,6 +231,20 @@ class ShmWorld:
             await fabric.close()
 
 
+def listeners() -> dict[int, str]:
+    """The sockets on which this process listens for IPv4 connections, by inode: a port may be another's a moment later."""
+    found = {}
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            status = os.stat(fd)
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            with socket.socket(fileno=os.dup(fd)) as sock:
+                if sock.family == socket.AF_INET and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found[status.st_ino] = f"listens at {sock.getsockname()}"
+    return found
+
+
 class TcpWorld:
     """Sockets of the loopback interface."""
 
@@ -248,6 +262,8 @@ class TcpWorld:
         self._secret = secrets.token_bytes(32)
         self._fabrics: list[TcpFabric] = []
         self._reserved: dict[str, socket.socket] = {}
+        # What listened in this process before this world was made is nothing that it left behind.
+        self._strangers = listeners()
 
     def config(self, label: str, **changes: Any) -> TcpConfig:
         options: dict[str, Any] = {
@@ -306,16 +322,7 @@ class TcpWorld:
         return {"fabric": "tcp", "secret": self._secret.hex(), "label": label, "credits": CREDITS}
 
     def residue(self) -> list[str]:
-        found = []
-        for fd in map(int, os.listdir("/proc/self/fd")):
-            with suppress(OSError):
-                if not stat.S_ISSOCK(os.stat(fd).st_mode):
-                    continue
-                sock = socket.socket(fileno=os.dup(fd))
-                if sock.family == socket.AF_INET and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    found.append(f"listens at {sock.getsockname()}")
-                sock.close()
-        return found
+        return sorted(name for inode, name in listeners().items() if inode not in self._strangers)
 
     async def close(self) -> None:
         for fabric in self._fabrics:
