@@ -25,7 +25,9 @@ from afore.scheduler.outlet import Outlet, Ring
 from afore.scheduler.plain_way import PlainWay, Report
 from afore.scheduler.policies.base import Policy
 from afore.scheduler.publisher import Published, Publisher
+from afore.scheduler.recorder import Recorder
 from afore.scheduler.stats import RunStats
+from afore.scheduler.traces.records import Event
 from afore.scheduler.under_way import UnderWay
 from afore.transport.feedback import FeedbackFlags, FeedbackReader, FeedbackRecord
 from afore.transport.ring import RingWriter
@@ -53,8 +55,12 @@ class Planning:
         report: Report,
         watched: Callable[[], bool],
         hot: HotPath | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
-        """``hot``: the compiled way from demand to entry, where the policy has one; without it every target goes the plain way."""
+        """``hot``: the compiled way from demand to entry, where the policy has one; without it every target goes the plain way.
+
+        ``recorder`` is told of what the policy does not see; ``policy`` is one that it records (``Recorded``) then.
+        """
         self._clock = clock
         self._tracer = tracer
         self._policy = policy
@@ -63,6 +69,7 @@ class Planning:
         self._feedback = feedback
         self._stats = stats
         self._report = report
+        self._recorder = recorder
         self._outlet = Outlet(
             clock=clock,
             tracer=tracer,
@@ -84,6 +91,7 @@ class Planning:
             report=report,
             watched=watched,
             inputs_complete=self._plan_with_inputs,
+            recorder=recorder,
         )
         self._hot = None
         if hot is not None:
@@ -99,6 +107,7 @@ class Planning:
                 hear=self.feedback_arrived,
                 report=report,
                 watched=watched,
+                recorder=recorder,
             )
         self._to_plan: deque[tuple[Complete, bool]] = deque()
         """Targets for the policy, and whether it is their inputs that have come (else their demand)."""
@@ -178,6 +187,8 @@ class Planning:
         self._under_way.give_up(entry)
         self._book.drop(target.microbatch, target.step)
         self._plain.forget_given_up()
+        if self._recorder is not None:
+            self._recorder.happened(Event.ABORT, target)
         self._tracer.instant("abort", self._clock.now_ns(), target, sequence=entry.sequence)
         await self._outlet.room()
         await self._outlet.announce(self._publisher.abort(entry))

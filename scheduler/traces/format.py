@@ -31,7 +31,7 @@ MOST_MEMBER: Final = 256 << 20
 """Bytes of a member, unpacked: a reader refuses more before it unpacks it."""
 PARTIAL: Final = ".partial"
 
-HAS_DEMAND, HAS_IDS, HAS_ANSWER, ASSIGNED, PUBLISHED, HAS_PROTECTED, HAS_COSTS = (1 << bit for bit in range(7))
+HAS_DEMAND, HAS_IDS, HAS_ANSWER, ASSIGNED, HAS_PROTECTED, HAS_COSTS = (1 << bit for bit in range(6))
 """``row.flags``."""
 PARTS: Final = ("shares", "copies", "ids")
 """What rows have a varying number of, in the members' order."""

@@ -198,7 +198,6 @@ class TraceReader:
             if flags & form.HAS_ANSWER:
                 answer = Answer(
                     assigned=bool(flags & form.ASSIGNED),
-                    published=bool(flags & form.PUBLISHED),
                     shares_X4=cut.get("shares", _NO_SHARES),
                     copies_X5=cut.get("copies", _NO_COPIES),
                 )

@@ -57,8 +57,8 @@ class Event(enum.IntEnum):
     """The layer's estimates, read by the policy while another layer's target was planned."""
     ABORT = 6
     """The published target was cancelled. No policy is told."""
-    CONTINUES = 7
-    """Rows before this one are missing: the recorder could not keep up, or a new epoch began with a new policy."""
+    WITHDRAWN = 7
+    """What was answered to the target's row before was not published; a RESET of its layer follows. No policy is told of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +144,10 @@ class TraceHeader:
 
 @record(kw_only=True)
 class Answer:
-    """What the policy answered to the event, as it was published."""
+    """What the policy answered to the event."""
 
     assigned: bool = False
     """Whether it assigned the target."""
-    published: bool = True
-    """Whether that reached the workers: not where the target was given up meanwhile."""
     shares_X4: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 4), np.int32))
     """(expert, worker, slot, count) of redundant replicas with work, by expert, then rank."""
     copies_X5: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 5), np.int32))

@@ -57,6 +57,8 @@ class TraceWriter:
         self._file: IO[bytes] | None = None
         self._zip: zipfile.ZipFile | None = None
         self._begin()
+        if self.path.exists() and not self.path.is_file():
+            raise HostError(str(self.path), "it is there and no file, so no trace can take its place", "name another")
         with self._on_disk():
             self._file = open(self._partial, "wb")  # noqa: SIM115  # close() closes it
             self._zip = zipfile.ZipFile(self._file, "w", allowZip64=True)
@@ -95,7 +97,7 @@ class TraceWriter:
                 self._parts["shares"].append(answer.shares_X4)
             if copies:
                 self._parts["copies"].append(answer.copies_X5)
-            flags |= form.HAS_ANSWER | (answer.assigned * form.ASSIGNED) | (answer.published * form.PUBLISHED)
+            flags |= form.HAS_ANSWER | (answer.assigned * form.ASSIGNED)
         self._scalars.append(
             (
                 target.step,

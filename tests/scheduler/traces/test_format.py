@@ -84,6 +84,9 @@ def test_it_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     out.close()
     out.abandon()
     assert [*read(path)[1]] == []
+    with pytest.raises(HostError, match="no trace can take its place"):
+        TraceWriter("/dev/null", HEADER)
+    assert not Path("/dev/null.partial").exists()
     with pytest.raises(HostError, match=r"nowhere.*cannot be written"):
         TraceWriter(tmp_path / "nowhere" / "t.npz", HEADER)
 

@@ -51,7 +51,6 @@ def _row(header: TraceHeader, rng: np.random.Generator) -> TraceTarget:
         X, Y = rng.integers(0, 4, 2)
         answer = Answer(
             assigned=bool(rng.integers(2)),
-            published=bool(rng.integers(2)),
             shares_X4=rng.integers(0, [E, N, R, 99], (X, 4)).astype(np.int32),
             copies_X5=rng.integers(0, [header.layers, E, N, R, 2], (Y, 5)).astype(np.int32),
         )
@@ -81,6 +80,6 @@ def plain(row: TraceTarget) -> dict[str, Any]:
         if isinstance(value, np.ndarray):
             value = (value.shape, value.tolist())
         elif isinstance(value, Answer):
-            value = (value.assigned, value.published, value.shares_X4.tolist(), value.copies_X5.tolist())
+            value = (value.assigned, value.shares_X4.tolist(), value.copies_X5.tolist())
         fields[one.name] = value
     return fields
