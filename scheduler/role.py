@@ -112,6 +112,8 @@ def build_policy(config: RunConfig, spec: ModelSpec, costs: CostModel) -> Policy
             num_layers=spec.num_moe_layers,
             num_microbatches=topology.microbatches,
             costs=costs.layer,
+            experts_per_token=spec.experts_per_token,
+            options=config.policy_options,
         ),
     )
 
