@@ -107,6 +107,11 @@ class VerbsConfig:
         return max(1, math.ceil(math.log2(self.ack_timeout_us / 4.096)))
 
     @property
+    def patience(self) -> str:
+        """How long the device tries before a link is lost, in words."""
+        return f"{self.retry_count} retries, {4.096 * 2**self.ack_timeout_code / 1e6:.2g} s each or longer"
+
+    @property
     def rnr_timer_code(self) -> int:
         """The code of the shortest timer that is at least ``rnr_timer_us``."""
         return min(
