@@ -123,13 +123,17 @@ class PlainWay:
         for action in actions:
             if not isinstance(action, Copies):
                 continue
+            action_start = CopyStart.ARRIVAL if action.start == "arrival" else CopyStart.NOW
             if assign is not None and action.layer == assign.target.layer:
                 own.extend(action.copies)
-                start = CopyStart.ARRIVAL if action.start == "arrival" else CopyStart.NOW
-            elif action.copies:
-                await self._outlet.room()
-                entry = self._publisher.copies(complete.target, action.layer, action.copies)
-                await self._outlet.announce(entry)
+                start = action_start
+            else:
+                await self._ahead(complete, action.layer, action.copies, action_start)
+        most = self._publisher.most_copies
+        if assign is not None and len(own) > most:
+            # An entry holds so many; the others go before it.
+            await self._ahead(complete, assign.target.layer, own[most:], start)
+            del own[most:]
         if assign is None:
             return
         await self._outlet.room()
@@ -146,6 +150,23 @@ class PlainWay:
         loads = self._stats.planned(entry, complete.demand_E, skipped=skipped)
         if self._watched():
             await self._report(self._stats.seen(entry, loads, skipped=skipped))
+
+    async def _ahead(
+        self, complete: Complete, layer: int, copies: Sequence[tuple[int, int, int]], start: CopyStart
+    ) -> None:
+        """Publishes copies in entries of their own."""
+        most = self._publisher.most_copies
+        for first in range(0, len(copies), most):
+            await self._outlet.room()
+            try:
+                entry = self._publisher.copies(complete.target, layer, copies[first : first + most], start)
+            except PlanError:
+                # As in ``_publish``: a policy's mistake.
+                self._stats.counters["plan_errors"] += 1
+                self._policy.reset_layer(layer)
+                return
+            self._stats.counters["copies_ahead"] += len(entry.copies)
+            await self._outlet.announce(entry)
 
     def _publish(
         self, assign: Assign, complete: Complete, copies: list[tuple[int, int, int]], start: CopyStart

@@ -126,6 +126,8 @@ def build_policy(
             num_layers=spec.num_moe_layers,
             num_microbatches=topology.microbatches,
             costs=read_costs or costs.layer,
+            experts_per_token=spec.experts_per_token,
+            options=config.policy_options,
         ),
     )
 
@@ -145,6 +147,7 @@ def recorded_header(config: RunConfig, spec: ModelSpec) -> TraceHeader:
         model=spec.family if config.model is None else Path(config.model).name,
         source="a run",
         planner=planner_fields(planner, contiguous_primaries(spec.num_experts, topology.ffn)),
+        options=config.policy_options.of(config.policy),
     )
 
 

@@ -10,23 +10,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from afore.core.errors import ConfigError
+from afore.core.limits import MOST
+from afore.core.limits import at_least as _at_least
+from afore.core.policy_options import PolicyOptions
 from afore.core.speeds import check_speeds
 from afore.core.topology import Topology, is_loopback
 
-MOST = (1 << 63) - 1
-"""Largest whole number that a message between roles can hold."""
 LONGEST_S = 30 * 86_400.0
 """Longest deadline: thirty days, beyond which clocks and timers overflow sooner or later."""
-
-
-def _at_least(section: str, low: float, high: float = MOST, /, **values: float | None) -> None:
-    for name, value in values.items():
-        if value is None:
-            continue
-        if not value >= low:
-            raise ConfigError(f"{section}.{name}", f"{value!r} is below {low:g}", f"give {low:g} or more")
-        if value > high:
-            raise ConfigError(f"{section}.{name}", f"it is above {high:,.15g}", "give less")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +218,10 @@ class RunConfig:
     kernels: Literal["auto", "modules", "fused"] = "auto"
     """What attention workers compute with: fused kernels, transformers' modules, or fused where the model allows it."""
     policy: str = "afore"
-    """static, afore, afore-no-prefetch, afore-no-overlap, afore-reactive, or package.module:Class."""
+    """static, afore, afore-plus, their ablations afore-no-prefetch, afore-no-overlap and afore-reactive, the baselines eplb,
+    eplb-redistribute, harmoeny, lina and libra, or package.module:Class."""
+    policy_options: PolicyOptions = field(default_factory=PolicyOptions)
+    """What the baselines leave open."""
     topology: Topology = field(default_factory=Topology)
     """The shape of the cluster."""
     planner: PlannerOptions = field(default_factory=PlannerOptions)
