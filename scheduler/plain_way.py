@@ -63,6 +63,7 @@ class PlainWay:
         await self._hear()
         if self._under_way.is_given_up(complete.target):
             return
+        self._outlet.note_asked(complete.target)
         for layer in self._publisher.newly_refused():
             self._policy.reset_layer(layer)
         began_ns = self._clock.now_ns()

@@ -241,6 +241,7 @@ def _planning(
         report=ctx.hub.send,
         watched=lambda: ctx.hub.watch.plans,
         hot=hot,
+        note=ctx.note,
         recorder=recorder,
     )
     return planning, recorder
