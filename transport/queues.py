@@ -103,7 +103,8 @@ class Inbox(Arrivals[Notification]):
 
     async def take(self, timeout_us: float | None) -> list[Notification]:
         """Everything that is queued, at least one. Raises ``DeadlineExceeded`` or the ending."""
-        await self.ready(timeout_us)
+        if not self.items:
+            await self.ready(timeout_us)
         taken = list(self.items)
         self._settle()
         return taken
