@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from afore.core.clock import deadline
 from afore.core.errors import DeadlineExceeded, RegionRevoked, TransportError
 from afore.transport.api import Notification
+from afore.transport.idle import Idle
 
 T = TypeVar("T")
 Ending = Callable[[], TransportError]
@@ -60,8 +61,6 @@ class Arrivals(Generic[T]):
 
     async def ready(self, timeout_us: float | None) -> None:
         """Returns once ``items`` is not empty, without suspending where it is not. Raises the ending or ``DeadlineExceeded``."""
-        if self.items:
-            return
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
@@ -109,10 +108,14 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
 class Inbox(Arrivals[Notification]):
     """Notifications of one region, from their delivery until ``take``; what is taken becomes credit of its sender."""
 
-    __slots__ = ("_owed",)
+    __slots__ = ("_idle", "_owed")
 
-    def __init__(self, address: str, label: str, *, look: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, address: str, label: str, *, look: Callable[[], None] | None = None, idle: Idle | None = None
+    ) -> None:
+        """``idle`` is what a reader does before it sleeps."""
         super().__init__(address, f"notification of region {label!r}", look=look)
+        self._idle = idle
         self._owed: list[Creditor] = []
         """The sender of each item."""
 
@@ -126,8 +129,13 @@ class Inbox(Arrivals[Notification]):
     async def take(self, timeout_us: float | None) -> list[Notification]:
         """Everything that is queued, at least one. Raises ``DeadlineExceeded`` or the ending."""
         if not self.items:
+            if self._idle is not None:
+                timeout_us = await self._idle.linger(self._has_come, timeout_us)
             await self.ready(timeout_us)
         return self._settle()
+
+    def _has_come(self) -> bool:
+        return bool(self.items) or self.ending is not None
 
     def revoke(self, region: str, owner: str, reason: str) -> None:
         """Ends the inbox at once: what is queued is dropped and its credit given back."""

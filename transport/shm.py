@@ -15,6 +15,7 @@ import struct
 from collections import Counter
 from pathlib import Path
 
+from afore.core.clock import WallClock
 from afore.core.errors import AccessRefused, ConfigError, WireError
 from afore.transport.api import ChannelHandler, Lane, RegionKey
 from afore.transport.buffers import require_nbytes
@@ -22,6 +23,7 @@ from afore.transport.channel import StreamChannel
 from afore.transport.endpoint import StreamEndpoint
 from afore.transport.handshake import Hello, Identity, admit
 from afore.transport.host import host_error
+from afore.transport.idle import make_idle
 from afore.transport.queues import Inbox
 from afore.transport.shm_config import ShmConfig
 from afore.transport.shm_link import InboundLink, MappingCache, ShmLink
@@ -43,6 +45,7 @@ class ShmFabric:
     def __init__(self, config: ShmConfig) -> None:
         """Listens at an address of its own. Raises ``HostError`` (directory, descriptors), ``ConfigError`` (a secret too short)."""
         self._config = config
+        self._idle = make_idle(config.idle, WallClock())
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._regions: dict[int, ShmRegion] = {}
@@ -142,7 +145,7 @@ class ShmFabric:
             self._config.root, self._config.run_id, label=label, region=number, nbytes=nbytes, address=self.address
         )
         key = RegionKey("shm", self.address, number, nbytes, segment.name)
-        region = ShmRegion(segment, key, label, look=self._look, forget=self._forget_region)
+        region = ShmRegion(segment, key, label, look=self._look, idle=self._idle, forget=self._forget_region)
         self._regions[number] = region
         self._inboxes[number] = region.inbox
         return region

@@ -7,6 +7,7 @@ from typing import Any
 
 from afore.core.errors import RegionRevoked
 from afore.transport.api import Notification, RegionKey
+from afore.transport.idle import Idle
 from afore.transport.queues import Inbox
 from afore.transport.shm_segments import Mapping, Segment
 
@@ -21,13 +22,14 @@ class ShmRegion:
         label: str,
         *,
         look: Callable[[], None],
+        idle: Idle | None,
         forget: Callable[[ShmRegion], None],
     ) -> None:
         self._segment = segment
         self._key = key
         self._label = label
         self._forget = forget
-        self.inbox = Inbox(key.address, label, look=look)
+        self.inbox = Inbox(key.address, label, look=look, idle=idle)
 
     @property
     def key(self) -> RegionKey:

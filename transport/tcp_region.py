@@ -7,6 +7,7 @@ from typing import Any
 
 from afore.core.errors import RegionRevoked
 from afore.transport.api import Notification, RegionKey
+from afore.transport.idle import Idle
 from afore.transport.private_segment import PrivateSegment
 from afore.transport.queues import Inbox
 
@@ -22,6 +23,7 @@ class TcpRegion:
         label: str,
         *,
         look: Callable[[], None],
+        idle: Idle | None,
         forget: Callable[[TcpRegion], None],
     ) -> None:
         self._segment = segment
@@ -30,7 +32,7 @@ class TcpRegion:
         self._forget = forget
         self.number = number
         """The token's: frames name it."""
-        self.inbox = Inbox(key.address, label, look=look)
+        self.inbox = Inbox(key.address, label, look=look, idle=idle)
 
     @property
     def key(self) -> RegionKey:

@@ -6,7 +6,7 @@ Fabrics are here; public peers, behind the same protocol, in ``transport_peers``
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -91,8 +91,8 @@ class FabricEnd:
     def prepare(self, nbytes: int) -> None:
         self._data = self._whole[:nbytes]
 
-    async def send(self, number: int) -> None:
-        await self._link.write(self._remote, 0, self._data, notify=number, timeout_us=TIMEOUT_US)
+    def send(self, number: int) -> Coroutine[Any, Any, None]:
+        return self._link.write(self._remote, 0, self._data, notify=number, timeout_us=TIMEOUT_US)
 
     async def receive(self) -> int:
         # As roles wait, idle, and as the peers do: without a timer. Whoever leads the measurement has a deadline.
