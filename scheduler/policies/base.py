@@ -107,7 +107,7 @@ class Policy(Protocol):
 
 
 def policy_options(policy: object) -> dict[str, Any]:
-    """What the policy was given to decide with, as printed with its results: the fields of its ``options``, if that is a dataclass."""
+    """What the policy decides with, as printed with its results: the fields of its ``options``, where that is a dataclass."""
     options = getattr(policy, "options", None)
     return dataclasses.asdict(options) if dataclasses.is_dataclass(options) and not isinstance(options, type) else {}
 
