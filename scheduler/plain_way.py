@@ -64,8 +64,7 @@ class PlainWay:
         if self._under_way.is_given_up(complete.target):
             return
         self._outlet.note_asked(complete.target)
-        for layer in self._publisher.newly_refused():
-            self._policy.reset_layer(layer)
+        self._forget_refused()
         began_ns = self._clock.now_ns()
         # Its own copy: what a policy does to it must not reach the workers.
         actions = self._answers.to("on_demand", complete, complete.target, complete.demand_E.copy(), start_ns / 1e3)
@@ -82,8 +81,19 @@ class PlainWay:
 
     async def with_inputs(self, complete: Complete) -> None:
         """Its inputs have come too, and its policy waits for them."""
+        self._forget_refused()
         began_ns = self._clock.now_ns()
         await self._act(self._answers.to("on_inputs", complete, complete.target, began_ns / 1e3), complete, began_ns)
+
+    async def with_prediction(self, complete: Complete) -> None:
+        """Attention workers predict ``complete.demand_E`` of a target that is still to come."""
+        if self._under_way.is_given_up(complete.target):
+            return
+        self._forget_refused()
+        now_ns = self._clock.now_ns()
+        actions = self._answers.to("on_prediction", complete, complete.target, complete.demand_E, now_ns / 1e3)
+        self._stats.counters["predictions"] += 1
+        await self._act(actions, complete, now_ns)
 
     async def step_ended(self, complete: Complete) -> None:
         """The step's last layer has been assigned."""
@@ -105,6 +115,10 @@ class PlainWay:
             del self._waiting_for_assign[waiting]
         for seen in [t for t in self._inputs_seen if self._under_way.is_given_up(t)]:
             del self._inputs_seen[seen]
+
+    def _forget_refused(self) -> None:
+        for layer in self._publisher.newly_refused():
+            self._policy.reset_layer(layer)
 
     async def _ask_with_inputs(self, target: Target) -> None:
         complete = self._waiting_for_assign.get(target)
