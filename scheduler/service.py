@@ -53,8 +53,11 @@ class Planning:
         report: Report,
         watched: Callable[[], bool],
         hot: HotPath | None = None,
+        charge_us: float = 0.0,
     ) -> None:
-        """``hot``: the compiled way from demand to entry, where the policy has one; without it every target goes the plain way."""
+        """``hot``: the compiled way from demand to entry, where the policy has one; without it every target goes the plain way.
+        ``charge_us``: what every plan waits before it is made, as if it took so long.
+        """
         self._clock = clock
         self._tracer = tracer
         self._policy = policy
@@ -84,6 +87,7 @@ class Planning:
             report=report,
             watched=watched,
             inputs_complete=self._plan_with_inputs,
+            charge_us=charge_us,
         )
         self._hot = None
         if hot is not None:
@@ -99,6 +103,7 @@ class Planning:
                 hear=self.feedback_arrived,
                 report=report,
                 watched=watched,
+                charge_us=charge_us,
             )
         self._to_plan: deque[tuple[Complete, bool]] = deque()
         """Targets for the policy, and whether it is their inputs that have come (else their demand)."""
