@@ -11,7 +11,6 @@ import torch
 
 from afore.core.clock import Clock
 from afore.core.config import RunConfig
-from afore.core.errors import ConfigError
 from afore.core.slots import StoreLayout
 from afore.models.config import ModelSpec
 from afore.transport.exchange import ExchangeLayout
@@ -28,6 +27,7 @@ from afore.workers.device.cuda.kernels import (
     triton_implementation,
 )
 from afore.workers.device.cuda.memory import DeviceMemory
+from afore.workers.device.cuda.probe import gpu_of
 from afore.workers.experts import Store
 from afore.workers.ffn_world import load_from_checkpoint
 from afore.workers.group.hosted import HostedGroup
@@ -91,7 +91,7 @@ class CudaFfn:
         """On this machine's GPU: workers take the GPUs of ``device.gpus`` in turn. Raises ``HostError``, ``ConfigError``."""
         config = ctx.config
         driver = load_driver(name=ctx.name)
-        ordinal = gpu_of(config, ctx.rank, driver.device_count())
+        ordinal = gpu_of(config.device.gpus, ctx.rank, driver.device_count())
         torch.cuda.set_device(ordinal)
         implementation = torch_implementation() if config.device.kernels == "torch" else triton_implementation()
         return cls(driver, ctx.clock, config, spec, implementation, name=ctx.name, ordinal=ordinal)
@@ -153,12 +153,3 @@ class CudaFfn:
                 num_rows=num_rows,
                 num_experts=self._spec.num_experts,
             )
-
-
-def gpu_of(config: RunConfig, rank: int, count: int) -> int:
-    """The GPU of FFN worker ``rank``, of ``count`` that are visible. Raises ``ConfigError``."""
-    gpus = config.device.gpus or tuple(range(count))
-    ordinal = gpus[rank % len(gpus)]
-    if not 0 <= ordinal < count:
-        raise ConfigError("device.gpus", f"there is no GPU {ordinal}: {count} are visible", "see nvidia-smi -L")
-    return ordinal

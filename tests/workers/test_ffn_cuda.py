@@ -22,8 +22,9 @@ from afore.transport.session import RoleContext
 from afore.workers.cuda_store import CudaStore
 from afore.workers.device.cuda.driver import Driver
 from afore.workers.device.cuda.kernels import torch_implementation
+from afore.workers.device.cuda.probe import gpu_of
 from afore.workers.experts import Store
-from afore.workers.ffn_cuda import CudaFfn, gpu_of
+from afore.workers.ffn_cuda import CudaFfn
 from tests.workers.device.cuda.fake_driver import FakeCalls, Machine
 from tests.workers.device.cuda.fake_types import CUresult
 from tests.workers.ffn_parts import Plans, Shape
@@ -140,9 +141,7 @@ async def test_an_old_driver_and_regions_that_cannot_be_pinned(caplog: pytest.Lo
 
 
 def test_workers_take_the_gpus_in_turn() -> None:
-    config = configured()
-    assert [gpu_of(config, rank, 2) for rank in range(4)] == [0, 1, 0, 1]
-    chosen = dataclasses.replace(config, device=DeviceOptions(name="cuda", gpus=(3, 1)))
-    assert [gpu_of(chosen, rank, 4) for rank in range(3)] == [3, 1, 3]
+    assert [gpu_of((), rank, 2) for rank in range(4)] == [0, 1, 0, 1]
+    assert [gpu_of((3, 1), rank, 4) for rank in range(3)] == [3, 1, 3]
     with pytest.raises(ConfigError, match=r"device.gpus: there is no GPU 3: 2 are visible"):
-        gpu_of(chosen, 0, 2)
+        gpu_of((3, 1), 0, 2)

@@ -70,7 +70,9 @@ class HandleTable:
             )
         magic, process, gpu, found = _HEADER.unpack_from(buffer, 0)
         if magic != MAGIC:
-            raise WireError(owner, "it has published no GPU memory", "start every FFN worker with --device cuda")
+            raise WireError(
+                owner, "it has published no GPU memory", "start every FFN worker with --device cuda, on one machine"
+            )
         if found != count:
             raise WireError(
                 owner, f"it has {found} allocations, {count} were expected", "do all roles serve one model?"
