@@ -170,8 +170,14 @@ class TimeOptions:
 class DeviceOptions:
     """The FFN workers' device."""
 
-    name: Literal["cpu", "emulated"] = "cpu"
-    """cpu computes; emulated charges time from a profile (virtual time)."""
+    name: Literal["cpu", "cuda", "emulated"] = "cpu"
+    """cpu and cuda compute; emulated charges time from a profile (virtual time)."""
+    gpus: tuple[int, ...] = ()
+    """cuda: the GPUs that FFN workers take in turn, as nvidia-smi numbers them; empty: all that are visible."""
+    kernels: Literal["triton", "torch"] = "triton"
+    """cuda: what computes partition and experts; torch is for finding out whether the other one is wrong."""
+    completion: Literal["bell", "query"] = "bell"
+    """cuda: how the host learns that a target is done; ``tools.calibrate`` measures both."""
     threads: bool = True
     """cpu: compute and migration threads of their own; false runs both inline (scripts in one process)."""
     emulate_copy_us: float = 0.0
@@ -183,6 +189,10 @@ class DeviceOptions:
 
     def __post_init__(self) -> None:
         _at_least("device", 0, LONGEST_S * 1e6, emulate_copy_us=self.emulate_copy_us)
+        if self.name == "cuda" and self.verify_copies:
+            raise ConfigError("device.verify_copies", "checksums are the CPU's", "leave it out with --device cuda")
+        if self.name == "cuda" and self.emulate_copy_us:
+            raise ConfigError("device.emulate_copy_us", "a GPU's copies take what they take", "leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
