@@ -41,7 +41,7 @@ class VerbsConfig:
     mtu_bytes: int | None = None
     """Payload of one packet: 256, 512, 1024, 2048 or 4096; never more than either port has."""
     numa_node: int | None = None
-    """Where the process's memory is; the nearest device is chosen."""
+    """Where the process's memory is; the nearest device is chosen. None: the node that has all cores which the process may use."""
     credits: int = 256
     """Notifications of one link that may wait to be taken."""
     send_depth: int = 128
