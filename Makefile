@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 # A terminal sees pip's progress bars; a log has one line for each stage.
 PIP     = if test -t 1; then quiet=; else quiet=--quiet; fi; $(BIN)/pip install $$quiet --disable-pip-version-check --constraint constraints.txt
+# Test files side by side: much of the suite waits for processes that it has started. 1 runs them one after another.
+WORKERS ?= 2
 # One OpenMP thread everywhere: a second one makes forked children hang in their first parallel region.
 export OMP_NUM_THREADS = 1
 
@@ -17,7 +19,8 @@ serve: $(READY)  ## install, then start the default topology and stay up
 	$(BIN)/python -m afore.launch
 
 test: $(READY)  ## install, then run the test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m tests.kernels
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 softroce: $(READY)  ## the fabrics' suite over RDMA verbs, both bindings, in a small virtual machine (Debian 12, root)
 	@$(PIP) --editable ".[rdma]"

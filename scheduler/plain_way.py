@@ -13,6 +13,7 @@ from afore.scheduler.answers import Answers
 from afore.scheduler.demand_book import Complete
 from afore.scheduler.outlet import Outlet, PlanTimes
 from afore.scheduler.policies.base import Action, Assign, Copies, Policy
+from afore.scheduler.recorder import Recorder
 from afore.scheduler.stats import SKIPPED_NO_GAIN, RunStats
 from afore.scheduler.under_way import UnderWay
 
@@ -37,6 +38,7 @@ class PlainWay:
         report: Report,
         watched: Callable[[], bool],
         inputs_complete: Callable[[Complete], Awaitable[None]],
+        recorder: Recorder | None = None,
     ) -> None:
         """``inputs_complete``: a target's inputs are all there that its policy waits for; its turn is to come (``with_inputs``)."""
         self._policy = policy
@@ -49,6 +51,7 @@ class PlainWay:
         self._report = report
         self._watched = watched
         self._inputs_complete = inputs_complete
+        self._recorder = recorder
         self._answers = Answers(policy, num_layers=num_layers, stats=stats)
         self._waiting_for_assign: dict[Target, Complete] = {}
         self._inputs_seen: dict[Target, int] = {}
@@ -150,6 +153,7 @@ class PlainWay:
         await self._outlet.room()
         if self._under_way.is_given_up(assign.target):
             # What the policy has just bound is not published: it must not count on it.
+            self._withdraw(assign.target)
             self._policy.reset_layer(assign.target.layer)
             return
         entry, skipped = self._publish(assign, complete, own, start)
@@ -173,6 +177,7 @@ class PlainWay:
             except PlanError:
                 # As in ``_publish``: a policy's mistake.
                 self._stats.counters["plan_errors"] += 1
+                self._withdraw(complete.target)
                 self._policy.reset_layer(layer)
                 return
             self._stats.counters["copies_ahead"] += len(entry.copies)
@@ -187,6 +192,11 @@ class PlainWay:
         except PlanError as error:
             # A policy's mistake costs balance, never an answer: the target runs on primaries.
             self._stats.counters["plan_errors"] += 1
+            self._withdraw(assign.target)
             self._policy.reset_layer(assign.target.layer)
             return self._publisher.plan(assign.target, complete.tokens_A, crc, (), (), CopyStart.NOW), str(error)
         return entry, assign.skipped or SKIPPED_NO_GAIN
+
+    def _withdraw(self, target: Target) -> None:
+        if self._recorder is not None:
+            self._recorder.withdrawn(target)

@@ -6,8 +6,10 @@ says stop. Three loops run side by side: control (announcements, statistics), de
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from afore.core import control
@@ -25,8 +27,10 @@ from afore.scheduler.policies.base import Policy, PolicyContext
 from afore.scheduler.policies.registry import make_policy, policy_wants_predictions
 from afore.scheduler.prediction_book import PredictionBook
 from afore.scheduler.publisher import Publisher
+from afore.scheduler.recorder import Recorded, Recorder, WatchedCosts, planner_fields
 from afore.scheduler.service import Planning
 from afore.scheduler.stats import RunStats
+from afore.scheduler.traces.records import TraceHeader
 from afore.transport import bells
 from afore.transport.api import Lane, Link, Region, RegionKey
 from afore.transport.crew import crew, reporting
@@ -80,9 +84,16 @@ async def _serve(ctx: RoleContext, spec: ModelSpec) -> None:
     assert mailbox is not None
     assert ring is not None
     doors = await _doors(ctx, directory)
-    planning = _planning(ctx, spec, layouts, mailbox, predictions, ring, regions["feedback"], doors, directory.epoch)
-    await ctx.hub.linked(directory.epoch)
-    async with crew() as group:
+    planning, recorder = _planning(
+        ctx, spec, layouts, mailbox, predictions, ring, regions["feedback"], doors, directory.epoch
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        if recorder is not None:
+            stack.callback(recorder.close)
+        await ctx.hub.linked(directory.epoch)
+        group = await stack.enter_async_context(crew())
+        if recorder is not None:
+            group.create_task(recorder.serve(), name="recorder")
         group.create_task(_demand(planning, regions["mailbox"], layouts), name="demand")
         group.create_task(_feedback(planning, regions["feedback"]), name="feedback")
         if predictions is not None:
@@ -109,8 +120,13 @@ async def _doors(ctx: RoleContext, directory: Directory) -> _Doors:
     return _Doors(tuple([await door(rank, "bells") for rank in range(ctx.config.topology.ffn)]), ())
 
 
-def build_policy(config: RunConfig, spec: ModelSpec, costs: CostModel) -> Policy:
-    """The policy of this run. Raises ``ConfigError``, also for what its constructor raises."""
+def build_policy(
+    config: RunConfig, spec: ModelSpec, costs: CostModel, read_costs: Callable[[int], Costs] | None = None
+) -> Policy:
+    """The policy of this run. Raises ``ConfigError``, also for what its constructor raises.
+
+    ``read_costs``: through which it reads ``costs``; none: itself.
+    """
     topology = config.topology
     return make_policy(
         config.policy,
@@ -119,10 +135,29 @@ def build_policy(config: RunConfig, spec: ModelSpec, costs: CostModel) -> Policy
             primaries_E=contiguous_primaries(spec.num_experts, topology.ffn),
             num_layers=spec.num_moe_layers,
             num_microbatches=topology.microbatches,
-            costs=costs.layer,
+            costs=read_costs or costs.layer,
             experts_per_token=spec.experts_per_token,
             options=config.policy_options,
         ),
+    )
+
+
+def recorded_header(config: RunConfig, spec: ModelSpec) -> TraceHeader:
+    """What a recording of this run says of it."""
+    topology, planner = config.topology, planner_config(config, spec)
+    return TraceHeader(
+        experts=spec.num_experts,
+        layers=spec.num_moe_layers,
+        top_k=spec.experts_per_token,
+        tile_tokens=planner.tile_tokens,
+        workers=topology.ffn,
+        slots=int(planner.slots_N.max()),
+        microbatches=topology.microbatches,
+        policy=config.policy,
+        model=spec.family if config.model is None else Path(config.model).name,
+        source="a run",
+        planner=planner_fields(planner, contiguous_primaries(spec.num_experts, topology.ffn)),
+        options=config.policy_options.of(config.policy),
     )
 
 
@@ -161,11 +196,12 @@ def _planning(
     feedback: Region,
     doors: _Doors,
     epoch: int,
-) -> Planning:
+) -> tuple[Planning, Recorder | None]:
     config, topology = ctx.config, ctx.config.topology
     primaries_E = contiguous_primaries(spec.num_experts, topology.ffn)
     costs = seeded_costs(config, spec)
-    policy = build_policy(config, spec, costs)
+    watched = WatchedCosts(costs.layer)
+    policy = build_policy(config, spec, costs, None if config.record is None else watched)
     timeout_us = config.times.control_s * 1e6
 
     async def ring_bells(sequence: int) -> None:
@@ -181,7 +217,19 @@ def _planning(
     hot = None
     if cells is not None and isinstance(policy, Afore):
         hot = HotPath(policy, cells, mailbox, ring, epoch=epoch, publisher=publisher)
-    return Planning(
+    stats = RunStats(
+        num_layers=spec.num_moe_layers,
+        num_workers=topology.ffn,
+        tile_tokens=config.planner.tile_tokens,
+        primaries_E=primaries_E,
+        costs_N=planner_config(config, spec).costs_N,
+    )
+    recorder = None
+    if config.record is not None:
+        header = recorded_header(config, spec)
+        recorder = Recorder(config.record, header, costs=watched, counters=stats.counters, now_ns=ctx.clock.now_ns)
+        policy = Recorded(policy, recorder)
+    planning = Planning(
         clock=ctx.clock,
         tracer=ctx.tracer,
         times=config.times,
@@ -197,19 +245,14 @@ def _planning(
         ring=ring,
         publisher=publisher,
         feedback=FeedbackReader(feedback.buffer, layouts.feedback, epoch),
-        stats=RunStats(
-            num_layers=spec.num_moe_layers,
-            num_workers=topology.ffn,
-            tile_tokens=config.planner.tile_tokens,
-            primaries_E=primaries_E,
-            costs_N=planner_config(config, spec).costs_N,
-        ),
+        stats=stats,
         num_layers=spec.num_moe_layers,
         num_workers=topology.ffn,
         ring_bells=ring_bells,
         report=ctx.hub.send,
         watched=lambda: ctx.hub.watch.plans,
         hot=hot,
+        recorder=recorder,
         predictions=None
         if predictions is None
         else PredictionBook(
@@ -219,6 +262,7 @@ def _planning(
             take=predictions.take,
         ),
     )
+    return planning, recorder
 
 
 async def _control(ctx: RoleContext, planning: Planning) -> None:

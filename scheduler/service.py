@@ -27,7 +27,9 @@ from afore.scheduler.plain_way import PlainWay, Report
 from afore.scheduler.policies.base import Policy, policy_options
 from afore.scheduler.prediction_book import PredictionBook
 from afore.scheduler.publisher import Published, Publisher
+from afore.scheduler.recorder import Recorder
 from afore.scheduler.stats import RunStats
+from afore.scheduler.traces.records import Event
 from afore.scheduler.under_way import UnderWay
 from afore.transport.feedback import FeedbackFlags, FeedbackReader, FeedbackRecord
 from afore.transport.ring import RingWriter
@@ -58,10 +60,13 @@ class Planning:
         report: Report,
         watched: Callable[[], bool],
         hot: HotPath | None = None,
+        recorder: Recorder | None = None,
         predictions: PredictionBook | None = None,
     ) -> None:
         """``hot``: the compiled way from demand to entry, where the policy has one; without it every target goes the plain way.
-        ``predictions``: gathers them, for a policy that wants them; it has no compiled way.
+
+        ``recorder`` is told of what the policy does not see; ``policy`` is one that it records (``Recorded``) then.
+        ``predictions`` gathers them, for a policy that wants them; it has no compiled way.
         """
         assert hot is None or predictions is None
         self._clock = clock
@@ -73,6 +78,7 @@ class Planning:
         self._feedback = feedback
         self._stats = stats
         self._report = report
+        self._recorder = recorder
         self._outlet = Outlet(
             clock=clock,
             tracer=tracer,
@@ -94,6 +100,7 @@ class Planning:
             report=report,
             watched=watched,
             inputs_complete=self._plan_with_inputs,
+            recorder=recorder,
         )
         self._ask: dict[Came, Callable[[Complete], Awaitable[None]]] = {
             "demand": self._plain.with_demand,
@@ -114,6 +121,7 @@ class Planning:
                 hear=self.feedback_arrived,
                 report=report,
                 watched=watched,
+                recorder=recorder,
             )
         self._to_plan: deque[tuple[Complete, Came]] = deque()
         """Targets for the policy, and what has come of each."""
@@ -210,6 +218,8 @@ class Planning:
         if self._predictions is not None:
             self._predictions.drop(target.microbatch, target.step)
         self._plain.forget_given_up()
+        if self._recorder is not None:
+            self._recorder.happened(Event.ABORT, target)
         self._tracer.instant("abort", self._clock.now_ns(), target, sequence=entry.sequence)
         await self._outlet.room()
         await self._outlet.announce(self._publisher.abort(entry))

@@ -240,6 +240,8 @@ class RunConfig:
     """RDMA between nodes."""
     trace: str | None = None
     """Directory for span files; none writes none."""
+    record: str | None = None
+    """File for what was demanded and planned, target by target (``tools.traces``, ``tools.replay``); none writes none."""
     record_wire: str | None = None
     """Directory for files of all that roles write and send (``tools.wire``); none writes none. Prompts are in them."""
     seed: int = 0

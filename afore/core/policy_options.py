@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from afore.core.limits import at_least
 
@@ -90,3 +90,10 @@ class PolicyOptions:
     """Lina."""
     libra: LibraOptions = field(default_factory=LibraOptions)
     """Libra."""
+
+    def of(self, policy: str) -> dict[str, Any]:
+        """The options of the policy of that name; empty for one that has none."""
+        section = getattr(self, "eplb" if policy.startswith("eplb-") else policy, None)
+        return (
+            dataclasses.asdict(section) if dataclasses.is_dataclass(section) and not isinstance(section, type) else {}
+        )

@@ -41,6 +41,7 @@ def check(config: RunConfig) -> None:
         raise ConfigError("device.name", f"{config.device.name} is for virtual time", "leave it at cpu")
     for field in ("trace", "record_wire"):
         _check_directory(field, getattr(config, field))
+    check_record(config.record)
     with Checkpoint(checkpoint_path(config)) as checkpoint:
         verify_checkpoint(checkpoint)
         kernel_path(config.kernels, checkpoint.family, checkpoint.config, config.dtype)
@@ -58,6 +59,19 @@ def _check_directory(field: str, directory: str | None) -> None:
         usable = False
     if not usable:
         raise ConfigError(field, f"{directory!r} is no directory that can be written", "give another")
+
+
+def check_record(file: str | None) -> None:
+    """Refuses a file that no recording can become. Raises ``ConfigError``."""
+    if file is None:
+        return
+    path = Path(file)
+    try:
+        usable = bool(path.name) and not path.is_dir() and os.access(path.parent, os.W_OK)
+    except (OSError, ValueError):
+        usable = False
+    if not usable:
+        raise ConfigError("record", f"{file!r} is no file that can be written", "name one in a directory that is there")
 
 
 def check_descriptors(topology: Topology) -> None:

@@ -28,7 +28,18 @@ class Mark:
 class SendQueue:
     """Counters of one queue pair's requests. Numbers start at 1 and only grow."""
 
-    __slots__ = ("_depth", "_free_at", "_head", "_held", "_marks", "_size", "_tail_staged", "done", "posted")
+    __slots__ = (
+        "_depth",
+        "_free_at",
+        "_head",
+        "_held",
+        "_marks",
+        "_signaled",
+        "_size",
+        "_tail_staged",
+        "done",
+        "posted",
+    )
 
     def __init__(self, depth: int, staging_bytes: int) -> None:
         self._depth = depth
@@ -37,6 +48,8 @@ class SendQueue:
         """Number of the newest request."""
         self.done = 0
         """Number of the newest request that is known to have completed."""
+        self._signaled = 0
+        """Number of the newest signaled request."""
         self._head = 0
         self._free_at = 0
         self._tail_staged = 0
@@ -78,8 +91,7 @@ class SendQueue:
 
     def wants_signal(self) -> bool:
         """Whether the next request should be signaled: a quarter of the queue or of staging was used since the last one."""
-        last = self._marks[-1].number if self._marks else self.done
-        return (self.posted + 1 - last) * 4 >= self._depth or self._tail_staged * 4 >= self._size
+        return (self.posted + 1 - self._signaled) * 4 >= self._depth or self._tail_staged * 4 >= self._size
 
     def hold(self, thing: object) -> None:
         """``thing`` must live until the next signaled request has completed."""
@@ -89,6 +101,7 @@ class SendQueue:
         """Counts one request; returns its number."""
         self.posted += 1
         if signaled:
+            self._signaled = self.posted
             self._marks.append(Mark(self.posted, self._head, self._held))
             self._held = []
             self._tail_staged = 0
@@ -96,7 +109,7 @@ class SendQueue:
 
     def needs_flush(self) -> bool:
         """Whether the newest request is unsignaled: nothing would tell of its completion."""
-        return self.posted > (self._marks[-1].number if self._marks else self.done)
+        return self.posted > max(self._signaled, self.done)
 
     def completed(self, number: int) -> list[object]:
         """Signaled request ``number`` has completed, and all before it; returns what was held for it."""

@@ -93,7 +93,7 @@ def test_counts_that_cannot_be_are_refused() -> None:
 
 def test_counts_wrap() -> None:
     writer, owner = WriterCredit(2), OwnerCredit(2)
-    writer._used = writer._taken = owner._taken = owner._said = (1 << 31) - 1
+    writer._taken = owner._taken = owner._said = (1 << 31) - 1
     for _ in range(2):
         writer.spend()
     assert owner.took(2)

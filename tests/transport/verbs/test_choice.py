@@ -69,6 +69,13 @@ def test_the_nearest_device_is_chosen_but_not_for_a_worse_address() -> None:
     poor = nic("mlx5_1", numa=1, gids=GIDS[:2])
     assert choose_path([far, poor], numa_node=1).device == "mlx5_0"
     assert choose_path([far, near]).device == "mlx5_0"
+    # Neither is on the process's node: the kernel's distances decide, and without them the name.
+    assert choose_path([far, near], numa_node=2, distances={0: 32, 1: 21, 2: 10}).device == "mlx5_1"
+    choice = choose_path([far, near], numa_node=2, distances={0: 21, 1: 32, 2: 10})
+    assert choice.device == "mlx5_0"
+    assert choice.reasons[0] == (
+        "device mlx5_0: on NUMA node 0, none with as good an address is nearer to 2; passed over: mlx5_1"
+    )
     # One NUMA node: nothing is known, nothing is far.
     assert choose_path([nic("a"), near], numa_node=1).device == "a"
 
