@@ -90,6 +90,7 @@ class HotWay:
                 _note_accepted(state, state.missing_A.tolist(), began_ns)
             return False
         published_ns = self._clock.now_ns()
+        self._outlet.note_asked(target)
         self._book.passed(microbatch)
         self._under_way.add(sequence, target, state.tokens_A)
         await self._outlet.ring_bells(sequence)

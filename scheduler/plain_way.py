@@ -63,6 +63,7 @@ class PlainWay:
         await self._hear()
         if self._under_way.is_given_up(complete.target):
             return
+        self._outlet.note_asked(complete.target)
         self._forget_refused()
         began_ns = self._clock.now_ns()
         # Its own copy: what a policy does to it must not reach the workers.

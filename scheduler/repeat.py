@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afore.core.errors import ConfigError
+from afore.core.policy_options import PolicyOptions
 from afore.core.record import record
 from afore.scheduler.costs import Costs
 from afore.scheduler.plan import PlannerConfig
@@ -93,6 +95,8 @@ def recorded_policy(header: TraceHeader, costs: Callable[[int], Costs], name: st
     return make_policy(
         header.policy,
         PolicyContext(
+            experts_per_token=header.top_k or 1,
+            options=_options(header, name),
             planner=config,
             primaries_E=primaries_E,
             num_layers=header.layers,
@@ -100,6 +104,19 @@ def recorded_policy(header: TraceHeader, costs: Callable[[int], Costs], name: st
             costs=costs,
         ),
     )
+
+
+def _options(header: TraceHeader, name: str) -> PolicyOptions:
+    """What the run's policy was configured with."""
+    options = PolicyOptions()
+    if not header.options:
+        return options
+    section = "eplb" if header.policy.startswith("eplb-") else header.policy
+    try:
+        given = dataclasses.replace(getattr(options, section), **header.options)
+        return dataclasses.replace(options, **{section: given})
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TraceError(name, f"its policy's options cannot be: {error}", "record the run again") from error
 
 
 _TOLD = frozenset((Event.DEMAND, Event.INPUTS, Event.STEP_END, Event.PREDICTION))

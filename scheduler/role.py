@@ -23,7 +23,7 @@ from afore.scheduler.demand_book import DemandBook
 from afore.scheduler.hot_path import HotPath, compiled_cells
 from afore.scheduler.planner import PlannerConfig
 from afore.scheduler.policies.afore import Afore
-from afore.scheduler.policies.base import Policy, PolicyContext
+from afore.scheduler.policies.base import Policy, PolicyContext, policy_options
 from afore.scheduler.policies.registry import make_policy, policy_wants_predictions
 from afore.scheduler.prediction_book import PredictionBook
 from afore.scheduler.publisher import Publisher
@@ -142,7 +142,7 @@ def build_policy(
     )
 
 
-def recorded_header(config: RunConfig, spec: ModelSpec) -> TraceHeader:
+def recorded_header(config: RunConfig, spec: ModelSpec, policy: Policy) -> TraceHeader:
     """What a recording of this run says of it."""
     topology, planner = config.topology, planner_config(config, spec)
     return TraceHeader(
@@ -157,7 +157,7 @@ def recorded_header(config: RunConfig, spec: ModelSpec) -> TraceHeader:
         model=spec.family if config.model is None else Path(config.model).name,
         source="a run",
         planner=planner_fields(planner, contiguous_primaries(spec.num_experts, topology.ffn)),
-        options=config.policy_options.of(config.policy),
+        options=policy_options(policy),
     )
 
 
@@ -226,7 +226,7 @@ def _planning(
     )
     recorder = None
     if config.record is not None:
-        header = recorded_header(config, spec)
+        header = recorded_header(config, spec, policy)
         recorder = Recorder(config.record, header, costs=watched, counters=stats.counters, now_ns=ctx.clock.now_ns)
         policy = Recorded(policy, recorder)
     planning = Planning(
@@ -252,6 +252,7 @@ def _planning(
         report=ctx.hub.send,
         watched=lambda: ctx.hub.watch.plans,
         hot=hot,
+        note=ctx.note,
         recorder=recorder,
         predictions=None
         if predictions is None

@@ -33,6 +33,7 @@ from afore.scheduler.traces.records import Event
 from afore.scheduler.under_way import UnderWay
 from afore.transport.feedback import FeedbackFlags, FeedbackReader, FeedbackRecord
 from afore.transport.ring import RingWriter
+from afore.transport.session import Note, no_note
 
 Came = Literal["demand", "inputs", "prediction"]
 """What is complete of a target."""
@@ -60,13 +61,14 @@ class Planning:
         report: Report,
         watched: Callable[[], bool],
         hot: HotPath | None = None,
+        note: Note = no_note,
         recorder: Recorder | None = None,
         predictions: PredictionBook | None = None,
     ) -> None:
         """``hot``: the compiled way from demand to entry, where the policy has one; without it every target goes the plain way.
-
+        ``note``: writes into a recording of the wire what its replay must know.
         ``recorder`` is told of what the policy does not see; ``policy`` is one that it records (``Recorded``) then.
-        ``predictions`` gathers them, for a policy that wants them; it has no compiled way.
+        ``predictions``: gathers them, for a policy that wants them; it has no compiled way.
         """
         assert hot is None or predictions is None
         self._clock = clock
@@ -78,6 +80,7 @@ class Planning:
         self._feedback = feedback
         self._stats = stats
         self._report = report
+        self._note = note
         self._recorder = recorder
         self._outlet = Outlet(
             clock=clock,
@@ -88,6 +91,7 @@ class Planning:
             ring=ring,
             publisher=publisher,
             ring_bells=ring_bells,
+            note=note,
         )
         self._under_way = UnderWay(num_workers=num_workers, costs=costs, stats=stats)
         self._plain = PlainWay(
@@ -149,7 +153,11 @@ class Planning:
 
     async def feedback_arrived(self, workers: Iterable[int] | None = None) -> None:
         """These workers (or any) have written records: costs, inputs, missing inputs, passed aborts."""
-        for record in self._feedback.take_all(workers):
+        records = self._feedback.take_all(workers)
+        if records:
+            # A replay must hear them where they were heard: costs, and with them plans, depend on it.
+            self._note("heard", self._feedback.taken_N)
+        for record in records:
             await self._take_record(record)
 
     async def statistics(self) -> str:

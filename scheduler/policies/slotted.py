@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
 from afore.core.target import Target
 from afore.scheduler.policies.base import Assign, Demand, PolicyContext, Quiet
 from afore.scheduler.slot_ledger import SlotLedger
@@ -54,6 +57,11 @@ class Slotted(Quiet):
         """What was placed for the target; None: nothing, or the layer was reset meanwhile."""
         placed = self._placed.pop((target.layer, target.microbatch), None)
         return placed[1] if placed is not None and placed[0] == target else None
+
+    def protected(self, layer: int) -> NDArray[np.bool_]:
+        """Slots of the layer that may not be rebound now, for records; those that do not exist are among them."""
+        protected_NR: NDArray[np.bool_] = ~self._slots_L[layer].safe_NR()
+        return protected_NR
 
     def reset_layer(self, layer: int) -> None:
         self._slots_L[layer].reset()

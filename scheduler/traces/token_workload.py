@@ -33,7 +33,7 @@ class TokenWorkload:
         chosen = shape.chosen(corpus.layers)
         ids_GLK = np.ascontiguousarray(corpus.ids_GLK[:, chosen.start : chosen.stop])
         E, how = corpus.experts, "as recorded"
-        shares_LPE = _windows(ids_GLK, E, shape.tokens)
+        shares_LPE = _windows(corpus, ids_GLK, shape)
         if shape.skew == "paper":
             order_LE, blur = orders(shares_LPE, shape.seed)
             number_LE = np.argsort(order_LE, axis=1).astype(ids_GLK.dtype)
@@ -105,13 +105,14 @@ def _renamed(ids_GLK: NDArray[Any], number_LE: NDArray[Any]) -> NDArray[Any]:
     return renamed
 
 
-def _windows(ids_GLK: NDArray[Any], experts: int, tokens: int) -> Shares:
-    """Shares [L, P, E] of windows of a microbatch's size: tokens of a window are from all over the text, as requests are."""
-    G, L, _ = ids_GLK.shape
-    places = min(PLACES, G)
-    shares_LPE = np.zeros((L, places, experts))
-    for p in range(places):
-        taken = (p * G // places + np.arange(min(tokens, G)) * G // min(tokens, G)) % G
+def _windows(corpus: TokenCorpus, ids_GLK: NDArray[Any], shape: Shape) -> Shares:
+    """Shares [L, P, E] of microbatches: tokens anywhere in documents, each document as likely as any other."""
+    rng = np.random.default_rng(shape.seed)
+    L, E = ids_GLK.shape[1], corpus.experts
+    shares_LPE = np.zeros((L, PLACES, E))
+    for p in range(PLACES):
+        document_T = rng.integers(len(corpus.starts), size=shape.tokens)
+        taken_T = rng.integers(corpus.starts[document_T], corpus.ends[document_T])
         for layer in range(L):
-            shares_LPE[layer, p] = np.bincount(ids_GLK[taken, layer].reshape(-1), minlength=experts)
+            shares_LPE[layer, p] = np.bincount(ids_GLK[taken_T, layer].reshape(-1), minlength=E)
     return normal(shares_LPE)
