@@ -39,6 +39,7 @@ class PlainWay:
         watched: Callable[[], bool],
         inputs_complete: Callable[[Complete], Awaitable[None]],
         recorder: Recorder | None = None,
+        charge_us: float = 0.0,
     ) -> None:
         """``inputs_complete``: a target's inputs are all there that its policy waits for; its turn is to come (``with_inputs``)."""
         self._policy = policy
@@ -52,6 +53,7 @@ class PlainWay:
         self._watched = watched
         self._inputs_complete = inputs_complete
         self._recorder = recorder
+        self._charge_us = charge_us
         self._answers = Answers(policy, num_layers=num_layers, stats=stats)
         self._waiting_for_assign: dict[Target, Complete] = {}
         self._inputs_seen: dict[Target, int] = {}
@@ -60,6 +62,8 @@ class PlainWay:
     async def with_demand(self, complete: Complete) -> None:
         """The target's demand is complete."""
         start_ns = self._clock.now_ns()
+        if self._charge_us:
+            await self._clock.sleep_us(self._charge_us)
         await self._hear()
         if self._under_way.is_given_up(complete.target):
             return

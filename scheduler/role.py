@@ -251,6 +251,7 @@ def _planning(
         ring_bells=ring_bells,
         report=ctx.hub.send,
         watched=lambda: ctx.hub.watch.plans,
+        charge_us=config.planner.charge_us,
         hot=hot,
         note=ctx.note,
         recorder=recorder,

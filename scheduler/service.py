@@ -64,11 +64,13 @@ class Planning:
         note: Note = no_note,
         recorder: Recorder | None = None,
         predictions: PredictionBook | None = None,
+        charge_us: float = 0.0,
     ) -> None:
         """``hot``: the compiled way from demand to entry, where the policy has one; without it every target goes the plain way.
         ``note``: writes into a recording of the wire what its replay must know.
         ``recorder`` is told of what the policy does not see; ``policy`` is one that it records (``Recorded``) then.
         ``predictions``: gathers them, for a policy that wants them; it has no compiled way.
+        ``charge_us``: what every plan waits before it is made, as if it took so long.
         """
         assert hot is None or predictions is None
         self._clock = clock
@@ -105,6 +107,7 @@ class Planning:
             watched=watched,
             inputs_complete=self._plan_with_inputs,
             recorder=recorder,
+            charge_us=charge_us,
         )
         self._ask: dict[Came, Callable[[Complete], Awaitable[None]]] = {
             "demand": self._plain.with_demand,
@@ -126,6 +129,7 @@ class Planning:
                 report=report,
                 watched=watched,
                 recorder=recorder,
+                charge_us=charge_us,
             )
         self._to_plan: deque[tuple[Complete, Came]] = deque()
         """Targets for the policy, and what has come of each."""

@@ -60,7 +60,7 @@ class AttentionWeights(Protocol):
 class AttentionWorld(Protocol):
     """What differs between real and virtual time for this role."""
 
-    def load_attention(self, config: RunConfig) -> AttentionWeights: ...
+    def load_attention(self, config: RunConfig, rank: int) -> AttentionWeights: ...
 
     def compute(self, ctx: RoleContext) -> Compute: ...
 
@@ -68,7 +68,7 @@ class AttentionWorld(Protocol):
 async def serve(ctx: RoleContext, world: AttentionWorld) -> None:
     """Runs the role until the hub stops it. Raises the ``AforeError`` that ended it, after telling the hub."""
     async with reporting(ctx), AsyncExitStack() as stack:
-        weights = world.load_attention(ctx.config)
+        weights = world.load_attention(ctx.config, ctx.rank)
         await ctx.hub.send(control.Loading(weights.tensors, weights.tensors))
         await ctx.hub.send(control.Loaded(weights.nbytes))
         regions = _Regions(ctx, weights.spec, stack)

@@ -223,7 +223,8 @@ class Steps:
         rows_T2 = np.array([(row.token, row.position) for row in work.rows], dtype=np.int64)
         num_blocks = int(rows_T2[:, 1].max()) // self._pool.block_tokens + 1
         tables_TB = self._pool.block_rows(_requests(work), num_blocks)
-        return StepBatch(np.ascontiguousarray(rows_T2[:, 0]), np.ascontiguousarray(rows_T2[:, 1]), tables_TB)
+        tokens_T, positions_T = np.ascontiguousarray(rows_T2[:, 0]), np.ascontiguousarray(rows_T2[:, 1])
+        return StepBatch(tokens_T, positions_T, tables_TB, microbatch=work.microbatch, step=work.step)
 
 
 def _requests(work: control.StepWork) -> list[int]:

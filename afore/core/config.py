@@ -34,11 +34,14 @@ class PlannerOptions:
     """θ that grows with the batch: at least this part (0 to 1, in whole 1/1024) of the mean tiles of a worker."""
     worker_speed: tuple[float, ...] = ()
     """Relative speed of each FFN worker, where they differ: one of 0.5 gets half the tiles of one of 1.0. Empty: all are equal."""
+    charge_us: float = 0.0
+    """Virtual time: what each plan takes, from a profile, so that a run does not depend on the machine."""
 
     def __post_init__(self) -> None:
         _at_least("planner", 1, tile_tokens=self.tile_tokens)
         _at_least("planner", 0, copy_budget=self.copy_budget, compactness=self.compactness)
         _at_least("planner", 0, 1, compactness_share=self.compactness_share)
+        _at_least("planner", 0, LONGEST_S * 1e6, charge_us=self.charge_us)
         if self.worker_speed:
             check_speeds("planner.worker_speed", self.worker_speed, None)
 
@@ -173,6 +176,8 @@ class DeviceOptions:
     """cpu: compute and migration threads of their own; false runs both inline (scripts in one process)."""
     emulate_copy_us: float = 0.0
     """cpu: makes each copy take at least this long, so that a small model can show what large experts cost."""
+    collectives: Literal["model-stream", "own-stream"] = "model-stream"
+    """Where devices gather and reduce together: between the experts of two targets, or beside them on streams of their own."""
     verify_copies: bool = False
     """Compare each copied expert's checksum with the one taken at load."""
 

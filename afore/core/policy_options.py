@@ -92,7 +92,7 @@ class PolicyOptions:
     """Libra."""
 
     def of(self, policy: str) -> dict[str, Any]:
-        """The options of the policy of that name; empty for one that has none."""
+        """The options of the policy of that name, as printed with its results; empty for one that has none."""
         section = getattr(self, "eplb" if policy.startswith("eplb-") else policy, None)
         return (
             dataclasses.asdict(section) if dataclasses.is_dataclass(section) and not isinstance(section, type) else {}

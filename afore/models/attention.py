@@ -42,6 +42,9 @@ class StepBatch:
     """Its position in its sequence; positions before it are already cached."""
     block_tables_TB: I32
     """Blocks of each row's sequence in order, padded with any block number."""
+    microbatch: int = 0
+    """Whose step it is. Only models without weights look at these two: their routing is given by target."""
+    step: int = 0
 
     def __post_init__(self) -> None:
         rows = self.token_ids_T.shape[0]
