@@ -182,6 +182,7 @@ class PlainWay:
             except PlanError:
                 # As in ``_publish``: a policy's mistake.
                 self._stats.counters["plan_errors"] += 1
+                self._withdraw(complete.target)
                 self._policy.reset_layer(layer)
                 return
             self._stats.counters["copies_ahead"] += len(entry.copies)
