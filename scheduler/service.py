@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from afore.core import control
 from afore.core.clock import Clock
 from afore.core.config import TimeOptions
+from afore.core.target import Target
 from afore.core.trace import Tracer
 from afore.scheduler.costs import CostModel
 from afore.scheduler.demand_book import Complete, DemandBook
@@ -29,6 +30,7 @@ from afore.scheduler.recorder import Recorder
 from afore.scheduler.stats import RunStats
 from afore.scheduler.traces.records import Event
 from afore.scheduler.under_way import UnderWay
+from afore.scheduler.warm_start import LayerCopies
 from afore.transport.feedback import FeedbackFlags, FeedbackReader, FeedbackRecord
 from afore.transport.ring import RingWriter
 
@@ -56,10 +58,12 @@ class Planning:
         watched: Callable[[], bool],
         hot: HotPath | None = None,
         recorder: Recorder | None = None,
+        warm: LayerCopies | None = None,
     ) -> None:
         """``hot``: the compiled way from demand to entry, where the policy has one; without it every target goes the plain way.
 
         ``recorder`` is told of what the policy does not see; ``policy`` is one that it records (``Recorded``) then.
+        ``warm``: copies that go ahead of the first target; the policy has adopted them.
         """
         self._clock = clock
         self._tracer = tracer
@@ -70,6 +74,7 @@ class Planning:
         self._stats = stats
         self._report = report
         self._recorder = recorder
+        self._warm = warm or []
         self._outlet = Outlet(
             clock=clock,
             tracer=tracer,
@@ -117,6 +122,9 @@ class Planning:
 
     async def announced(self, announce: control.Announce) -> None:
         """The engine has begun a step."""
+        while self._warm:
+            layer, copies = self._warm.pop(0)
+            await self._plain.fill(Target(layer, announce.microbatch, announce.step), copies)
         self._book.begin(announce.microbatch, announce.step, announce.tokens_A)
         await self._look_for_demand(announce.microbatch)
 

@@ -15,9 +15,8 @@ import numpy as np
 from afore.core.errors import AforeError, HostError
 from afore.scheduler.traces import Event, TraceReader, TraceWriter
 from afore.scheduler.traces.calibrate import hot_part, hottest, normal, skew
-from afore.scheduler.traces.corpus import is_corpus
-from afore.scheduler.traces.imports import KINDS, kind_of, open_import
-from afore.scheduler.traces.placement import SYSTEMS, placement_of, totals, written
+from afore.scheduler.traces.imports import KINDS, counts_of, kind_of, open_import
+from afore.scheduler.traces.placement import SYSTEMS, placement_of, written
 from afore.tools.bench.files import write_whole
 from afore.tools.ending import end_with
 from afore.tools.printable import printable
@@ -148,14 +147,7 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    if is_corpus(options.trace):
-        rows = open_import([options.trace], None, tokens=1 << 20, experts=None, top_k=0, model="")
-        counts_LE = np.zeros((rows.header.layers, rows.header.experts), np.int64)
-        for row in rows.rows:
-            assert row.demand_E is not None
-            counts_LE[row.target.layer] += row.demand_E
-    else:
-        counts_LE = totals(TraceReader(options.trace, partial=options.partial))
+    counts_LE = counts_of(options.trace, partial=options.partial)
     placement = placement_of(
         counts_LE, options.workers, options.slots, fixed=options.fixed_primaries, first_layer=options.dense_layers
     )

@@ -24,6 +24,7 @@ from afore.core.errors import ConfigError
 from afore.core.target import Target
 from afore.scheduler.traces.corpus import CountCorpus, TokenCorpus, is_corpus, read_corpus
 from afore.scheduler.traces.import_files import read_json, read_matrix, read_torch, read_trtllm
+from afore.scheduler.traces.reader import TraceReader
 from afore.scheduler.traces.records import MOST_EXPERTS, MOST_LAYERS, MOST_PAIRS, TraceError, TraceHeader, TraceTarget
 
 Kind = Literal["sglang", "vllm", "eplb", "tensorrt-llm", "routing"]
@@ -84,6 +85,21 @@ def open_import(
         counts, top_k = read_trtllm(path)
     counts_SLE = checked_counts(path, counts)
     return _of_counts(path, counts_SLE, kind, top_k, model)
+
+
+def counts_of(path: Path, *, partial: bool = False) -> NDArray[np.int64]:
+    """Pairs of each layer and expert [L, E] of a whole trace, or of routing as it was published. Raises ``TraceError``."""
+    if is_corpus(path):
+        trace = open_import([path], None, tokens=1 << 16, experts=None, top_k=0, model="")
+        header, rows = trace.header, trace.rows
+    else:
+        reader = TraceReader(path, partial=partial)
+        header, rows = reader.header, iter(reader)
+    counts_LE = np.zeros((header.layers, header.experts), np.int64)
+    for row in rows:
+        assert row.demand_E is not None
+        counts_LE[row.target.layer] += row.demand_E
+    return counts_LE
 
 
 def _logical_count(path: Path) -> Any:

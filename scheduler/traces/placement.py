@@ -22,7 +22,6 @@ from afore.core.errors import ConfigError
 from afore.core.slots import contiguous_primaries
 from afore.scheduler.eplb import full_layout, redundant_layout
 from afore.scheduler.traces.import_files import MOST_JSON, read_json
-from afore.scheduler.traces.reader import TraceReader
 from afore.scheduler.traces.records import MOST_EXPERTS, MOST_LAYERS, MOST_WORKERS, TraceError
 
 System = Literal["sglang", "tensorrt-llm", "vllm-ascend"]
@@ -59,15 +58,6 @@ class Placement:
     def workers(self) -> int:
         """N."""
         return len(self.experts_LNS[0])
-
-
-def totals(reader: TraceReader) -> NDArray[np.int64]:
-    """Pairs of each layer and expert [L, E] of a whole trace. Raises ``TraceError``."""
-    sums_LE = np.zeros((reader.header.layers, reader.header.experts), np.int64)
-    for row in reader:
-        assert row.demand_E is not None
-        sums_LE[row.target.layer] += row.demand_E
-    return sums_LE
 
 
 def placement_of(
