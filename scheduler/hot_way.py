@@ -34,6 +34,7 @@ class HotWay:
         report: Report,
         watched: Callable[[], bool],
         recorder: Recorder | None = None,
+        charge_us: float = 0.0,
     ) -> None:
         self._policy = policy
         self._hot = hot
@@ -48,6 +49,7 @@ class HotWay:
         self._report = report
         self._watched = watched
         self._recorder = recorder
+        self._charge_us = charge_us
 
     async def serves(self, microbatch: int) -> bool:
         """Takes what has come, and plans and publishes what that completes; False for a target that must go the plain way."""
@@ -65,6 +67,8 @@ class HotWay:
                 _note_accepted(state, state.missing_A.tolist(), self._clock.now_ns())
             if found == INCOMPLETE:
                 return True
+        if self._charge_us:
+            await self._clock.sleep_us(self._charge_us)
         await self._hear()
         if self._book.gathering(microbatch) is not state:
             return True
@@ -90,6 +94,7 @@ class HotWay:
                 _note_accepted(state, state.missing_A.tolist(), began_ns)
             return False
         published_ns = self._clock.now_ns()
+        self._outlet.note_asked(target)
         self._book.passed(microbatch)
         self._under_way.add(sequence, target, state.tokens_A)
         await self._outlet.ring_bells(sequence)

@@ -41,6 +41,7 @@ class PlainWay:
         watched: Callable[[], bool],
         inputs_complete: Callable[[Complete], Awaitable[None]],
         recorder: Recorder | None = None,
+        charge_us: float = 0.0,
     ) -> None:
         """``inputs_complete``: a target's inputs are all there that its policy waits for; its turn is to come (``with_inputs``)."""
         self._policy = policy
@@ -54,6 +55,7 @@ class PlainWay:
         self._watched = watched
         self._inputs_complete = inputs_complete
         self._recorder = recorder
+        self._charge_us = charge_us
         self._answers = Answers(policy, num_layers=num_layers, stats=stats)
         self._waiting_for_assign: dict[Target, Complete] = {}
         self._inputs_seen: dict[Target, int] = {}
@@ -62,11 +64,13 @@ class PlainWay:
     async def with_demand(self, complete: Complete) -> None:
         """The target's demand is complete."""
         start_ns = self._clock.now_ns()
+        if self._charge_us:
+            await self._clock.sleep_us(self._charge_us)
         await self._hear()
         if self._under_way.is_given_up(complete.target):
             return
-        for layer in self._publisher.newly_refused():
-            self._policy.reset_layer(layer)
+        self._outlet.note_asked(complete.target)
+        self._forget_refused()
         began_ns = self._clock.now_ns()
         # Its own copy: what a policy does to it must not reach the workers.
         actions = self._answers.to("on_demand", complete, complete.target, complete.demand_E.copy(), start_ns / 1e3)
@@ -83,8 +87,19 @@ class PlainWay:
 
     async def with_inputs(self, complete: Complete) -> None:
         """Its inputs have come too, and its policy waits for them."""
+        self._forget_refused()
         began_ns = self._clock.now_ns()
         await self._act(self._answers.to("on_inputs", complete, complete.target, began_ns / 1e3), complete, began_ns)
+
+    async def with_prediction(self, complete: Complete) -> None:
+        """Attention workers predict ``complete.demand_E`` of a target that is still to come."""
+        if self._under_way.is_given_up(complete.target):
+            return
+        self._forget_refused()
+        now_ns = self._clock.now_ns()
+        actions = self._answers.to("on_prediction", complete, complete.target, complete.demand_E, now_ns / 1e3)
+        self._stats.counters["predictions"] += 1
+        await self._act(actions, complete, now_ns)
 
     async def step_ended(self, complete: Complete) -> None:
         """The step's last layer has been assigned."""
@@ -106,6 +121,10 @@ class PlainWay:
             del self._waiting_for_assign[waiting]
         for seen in [t for t in self._inputs_seen if self._under_way.is_given_up(t)]:
             del self._inputs_seen[seen]
+
+    def _forget_refused(self) -> None:
+        for layer in self._publisher.newly_refused():
+            self._policy.reset_layer(layer)
 
     async def _ask_with_inputs(self, target: Target) -> None:
         complete = self._waiting_for_assign.get(target)

@@ -23,8 +23,9 @@ from afore.scheduler.demand_book import DemandBook
 from afore.scheduler.hot_path import HotPath, compiled_cells
 from afore.scheduler.planner import PlannerConfig
 from afore.scheduler.policies.afore import Afore
-from afore.scheduler.policies.base import Policy, PolicyContext
-from afore.scheduler.policies.registry import make_policy
+from afore.scheduler.policies.base import Policy, PolicyContext, policy_options
+from afore.scheduler.policies.registry import make_policy, policy_wants_predictions
+from afore.scheduler.prediction_book import PredictionBook
 from afore.scheduler.publisher import Publisher
 from afore.scheduler.recorder import Recorded, Recorder, WatchedCosts, planner_fields
 from afore.scheduler.service import Planning
@@ -58,8 +59,10 @@ async def serve(ctx: RoleContext, world: SchedulerWorld) -> None:
 async def _serve(ctx: RoleContext, spec: ModelSpec) -> None:
     layouts = layouts_for(ctx.config, spec)
     await ctx.hub.send(control.Loaded(0))
+    predictor = policy_wants_predictions(ctx.config.policy)
     regions: dict[str, Region] = {}
     mailbox: Mailbox | None = None
+    predictions: Mailbox | None = None
     ring: RingWriter | None = None
 
     def register(epoch: int, members: tuple[control.Member, ...]) -> Mapping[str, Region]:
@@ -70,16 +73,21 @@ async def _serve(ctx: RoleContext, spec: ModelSpec) -> None:
         ):
             regions[label] = ctx.fabric.register(nbytes, label=label)
         # Readers check the headers of ring and mailbox when they map them, so these stand before anybody has the keys.
-        nonlocal mailbox, ring
+        nonlocal mailbox, predictions, ring
         mailbox = Mailbox(regions["mailbox"].buffer, layouts.mailbox, epoch)
         ring = RingWriter(regions["ring"].buffer, layouts.ring, epoch)
+        if predictor is not None:
+            regions["predictions"] = ctx.fabric.register(layouts.mailbox.nbytes, label="predictions")
+            predictions = Mailbox(regions["predictions"].buffer, layouts.mailbox, epoch)
         return regions
 
     directory = await ctx.hub.open_epoch(ctx.fabric, register)
     assert mailbox is not None
     assert ring is not None
     doors = await _doors(ctx, directory)
-    planning, recorder = _planning(ctx, spec, layouts, mailbox, ring, regions["feedback"], doors, directory.epoch)
+    planning, recorder = _planning(
+        ctx, spec, layouts, mailbox, predictions, ring, regions["feedback"], doors, directory.epoch
+    )
     async with contextlib.AsyncExitStack() as stack:
         if recorder is not None:
             stack.callback(recorder.close)
@@ -89,6 +97,8 @@ async def _serve(ctx: RoleContext, spec: ModelSpec) -> None:
             group.create_task(recorder.serve(), name="recorder")
         group.create_task(_demand(planning, regions["mailbox"], layouts), name="demand")
         group.create_task(_feedback(planning, regions["feedback"]), name="feedback")
+        if predictions is not None:
+            group.create_task(_predictions(planning, regions["predictions"]), name="predictions")
         group.create_task(_control(ctx, planning), name="control")
 
 
@@ -139,7 +149,7 @@ def check_adopts(policy: Policy) -> None:
         raise ConfigError("warm_start", f"policy {policy.name} uses no replicas that it has not copied", "leave it out")
 
 
-def recorded_header(config: RunConfig, spec: ModelSpec) -> TraceHeader:
+def recorded_header(config: RunConfig, spec: ModelSpec, policy: Policy) -> TraceHeader:
     """What a recording of this run says of it."""
     topology, planner = config.topology, planner_config(config, spec)
     return TraceHeader(
@@ -154,7 +164,7 @@ def recorded_header(config: RunConfig, spec: ModelSpec) -> TraceHeader:
         model=spec.family if config.model is None else Path(config.model).name,
         source="a run",
         planner=planner_fields(planner, contiguous_primaries(spec.num_experts, topology.ffn)),
-        options=config.policy_options.of(config.policy),
+        options=policy_options(policy),
     )
 
 
@@ -188,6 +198,7 @@ def _planning(
     spec: ModelSpec,
     layouts: Layouts,
     mailbox: Mailbox,
+    predictions: Mailbox | None,
     ring: RingWriter,
     feedback: Region,
     doors: _Doors,
@@ -208,7 +219,7 @@ def _planning(
             offset, entry = layouts.ring.entry_offset(sequence), ring.raw_entry(sequence)
             await link.write(key, offset, entry, notify=bell, timeout_us=timeout_us)
 
-    cells = compiled_cells(policy, mailbox, ring)
+    cells = compiled_cells(policy, mailbox, ring) if predictions is None else None
     publisher = Publisher(ring, epoch=epoch, num_layers=spec.num_moe_layers, now_ns=ctx.clock.now_ns, cells=cells)
     warm = None
     if config.warm_start is not None:
@@ -226,7 +237,7 @@ def _planning(
     )
     recorder = None
     if config.record is not None:
-        header = recorded_header(config, spec)
+        header = recorded_header(config, spec, policy)
         recorder = Recorder(config.record, header, costs=watched, counters=stats.counters, now_ns=ctx.clock.now_ns)
         policy = Recorded(policy, recorder)
     for layer, copies in warm or ():
@@ -253,9 +264,19 @@ def _planning(
         ring_bells=ring_bells,
         report=ctx.hub.send,
         watched=lambda: ctx.hub.watch.plans,
+        charge_us=config.planner.charge_us,
         hot=hot,
+        note=ctx.note,
         recorder=recorder,
         warm=warm,
+        predictions=None
+        if predictions is None
+        else PredictionBook(
+            num_layers=spec.num_moe_layers,
+            num_experts=spec.num_experts,
+            num_microbatches=topology.microbatches,
+            take=predictions.take,
+        ),
     )
     return planning, recorder
 
@@ -276,6 +297,12 @@ async def _demand(planning: Planning, mailbox: Region, layouts: Layouts) -> None
         notifications = await mailbox.notified(timeout_us=None)
         arrived = {layouts.mailbox.from_immediate(n.immediate)[1] for n in notifications}
         await planning.demand_arrived(sorted(arrived))
+
+
+async def _predictions(planning: Planning, predictions: Region) -> None:
+    while True:
+        notifications = await predictions.notified(timeout_us=None)
+        await planning.predictions_arrived(sorted({bells.decode(n.immediate).microbatch for n in notifications}))
 
 
 async def _feedback(planning: Planning, feedback: Region) -> None:

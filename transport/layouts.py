@@ -34,7 +34,7 @@ class Layouts:
     """Shapes of the regions of one run."""
 
     mailbox: MailboxLayout
-    """Scheduler's "mailbox": demand vectors."""
+    """Scheduler's "mailbox": demand vectors; and its "predictions", where the policy wants them."""
     ring: RingLayout
     """Scheduler's "ring": plans."""
     exchange: ExchangeLayout

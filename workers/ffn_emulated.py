@@ -10,6 +10,7 @@ from afore.workers.device.emulated import EmulatedDevice
 from afore.workers.device.ports import EmulatedFleet
 from afore.workers.device.profile import CostProfile
 from afore.workers.experts import Store
+from afore.workers.ffn_world import HostParts
 from afore.workers.group.emulated import EmulatedGroup
 from afore.workers.group.shared import AttentionPeer, SharedGroup
 from afore.workers.store_shape import StoreShape
@@ -19,10 +20,12 @@ NO_MEMORY = 64
 """Bytes of the region that stands for a store without weights."""
 
 
-class EmulatedFfn:
+class EmulatedFfn(HostParts):
     """Worker ``rank`` of ``fleet``, with the costs of ``profile``. ``stores`` gets its tags, for a check in the end.
 
     ``collectives``: gather and reduce begin together on all workers; without, each worker goes on by itself, as on one host.
+    ``counted``: the model is one of counts; nothing is computed, and no tags are kept.
+    ``own_collectives``: see ``EmulatedDevice``.
     """
 
     def __init__(
@@ -33,9 +36,12 @@ class EmulatedFfn:
         stores: list[TaggedStore],
         *,
         collectives: bool = True,
+        counted: bool = False,
+        own_collectives: bool = False,
     ) -> None:
         self._collectives = collectives
-        self._device = EmulatedDevice(fleet, rank, profile)
+        self._counted = counted
+        self._device = EmulatedDevice(fleet, rank, profile, counted=counted, own_collectives=own_collectives)
         self._stores = stores
 
     @property
@@ -46,7 +52,7 @@ class EmulatedFfn:
         return NO_MEMORY
 
     def store(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> TaggedStore:
-        store = TaggedStore(shape, layout, self._device.executing)
+        store = TaggedStore(shape, layout, self._device.executing, keep=not self._counted)
         self._stores.append(store)
         return store
 
@@ -65,4 +71,12 @@ class EmulatedFfn:
         if not self._collectives:
             return SharedGroup(rank=rank, epoch=epoch, layout=layout, peers_A=peers_A, timeout_us=timeout_us)
         meetings = self._device.fleet.meetings
-        return EmulatedGroup(meetings, rank=rank, epoch=epoch, layout=layout, peers_A=peers_A, timeout_us=timeout_us)
+        return EmulatedGroup(
+            meetings,
+            rank=rank,
+            epoch=epoch,
+            layout=layout,
+            peers_A=peers_A,
+            timeout_us=timeout_us,
+            redistributes=self._device.profile.redistribute_us > 0,
+        )

@@ -34,11 +34,14 @@ class PlannerOptions:
     """θ that grows with the batch: at least this part (0 to 1, in whole 1/1024) of the mean tiles of a worker."""
     worker_speed: tuple[float, ...] = ()
     """Relative speed of each FFN worker, where they differ: one of 0.5 gets half the tiles of one of 1.0. Empty: all are equal."""
+    charge_us: float = 0.0
+    """Virtual time: what each plan takes, from a profile, so that a run does not depend on the machine."""
 
     def __post_init__(self) -> None:
         _at_least("planner", 1, tile_tokens=self.tile_tokens)
         _at_least("planner", 0, copy_budget=self.copy_budget, compactness=self.compactness)
         _at_least("planner", 0, 1, compactness_share=self.compactness_share)
+        _at_least("planner", 0, LONGEST_S * 1e6, charge_us=self.charge_us)
         if self.worker_speed:
             check_speeds("planner.worker_speed", self.worker_speed, None)
 
@@ -167,17 +170,29 @@ class TimeOptions:
 class DeviceOptions:
     """The FFN workers' device."""
 
-    name: Literal["cpu", "emulated"] = "cpu"
-    """cpu computes; emulated charges time from a profile (virtual time)."""
+    name: Literal["cpu", "cuda", "emulated"] = "cpu"
+    """cpu and cuda compute; emulated charges time from a profile (virtual time)."""
+    gpus: tuple[int, ...] = ()
+    """cuda: the GPUs that FFN workers take in turn, as nvidia-smi numbers them; empty: all that are visible."""
+    kernels: Literal["triton", "torch"] = "triton"
+    """cuda: what computes partition and experts; torch is for finding out whether the other one is wrong."""
+    completion: Literal["bell", "query"] = "bell"
+    """cuda: how the host learns that a target is done; ``tools.calibrate`` measures both."""
     threads: bool = True
     """cpu: compute and migration threads of their own; false runs both inline (scripts in one process)."""
     emulate_copy_us: float = 0.0
     """cpu: makes each copy take at least this long, so that a small model can show what large experts cost."""
+    collectives: Literal["model-stream", "own-stream"] = "model-stream"
+    """Where devices gather and reduce together: between the experts of two targets, or beside them on streams of their own."""
     verify_copies: bool = False
     """Compare each copied expert's checksum with the one taken at load."""
 
     def __post_init__(self) -> None:
         _at_least("device", 0, LONGEST_S * 1e6, emulate_copy_us=self.emulate_copy_us)
+        if self.name == "cuda" and self.verify_copies:
+            raise ConfigError("device.verify_copies", "checksums are the CPU's", "leave it out with --device cuda")
+        if self.name == "cuda" and self.emulate_copy_us:
+            raise ConfigError("device.emulate_copy_us", "a GPU's copies take what they take", "leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

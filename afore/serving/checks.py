@@ -23,6 +23,8 @@ from afore.scheduler.warm_start import warm_copies
 from afore.serving.door import request_limits
 from afore.serving.spec import checkpoint_path
 from afore.transport.layouts import layouts_for
+from afore.workers.device.cuda.kernels import check_tile, triton_implementation
+from afore.workers.device.cuda.probe import find_gpus, gpu_of
 from afore.workers.kv_layout import kv_layout
 
 SHARED_MEMORY = "/dev/shm"
@@ -39,8 +41,10 @@ def check(config: RunConfig) -> None:
     """
     check_descriptors(config.topology)
     check_policy(config.policy)
-    if config.device.name != "cpu":
+    if config.device.name == "emulated":
         raise ConfigError("device.name", f"{config.device.name} is for virtual time", "leave it at cpu")
+    if config.device.name == "cuda":
+        check_gpus(config)
     for field in ("trace", "record_wire"):
         _check_directory(field, getattr(config, field))
     check_record(config.record)
@@ -49,6 +53,19 @@ def check(config: RunConfig) -> None:
         kernel_path(config.kernels, checkpoint.family, checkpoint.config, config.dtype)
         request_limits(config, checkpoint.spec)
         check_policy_and_start(config, checkpoint.spec)
+
+
+def check_gpus(config: RunConfig) -> None:
+    """Refuses FFN workers on GPUs where there are none, or not those that are asked for. Asks in a child of its own.
+
+    Raises ``HostError``, ``ConfigError``.
+    """
+    found = find_gpus()
+    check_tile(config.planner.tile_tokens)
+    for rank in range(config.topology.ffn):
+        gpu_of(config.device.gpus, rank, len(found.gpus))
+    if config.device.kernels == "triton":
+        triton_implementation()
 
 
 def _check_directory(field: str, directory: str | None) -> None:

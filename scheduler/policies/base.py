@@ -5,6 +5,7 @@ A policy of your own is a class with these methods, built with one ``PolicyConte
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -103,6 +104,12 @@ class Policy(Protocol):
     def reset_layer(self, layer: int) -> None:
         """A plan of the layer was refused: no redundant replica of it can be relied on any more."""
         ...
+
+
+def policy_options(policy: object) -> dict[str, Any]:
+    """What the policy decides with, as printed with its results: the fields of its ``options``, where that is a dataclass."""
+    options = getattr(policy, "options", None)
+    return dataclasses.asdict(options) if dataclasses.is_dataclass(options) and not isinstance(options, type) else {}
 
 
 class Quiet:

@@ -74,8 +74,7 @@ class Requests:
 
     def has_room(self, nbytes: int) -> bool:
         """Whether a write of ``nbytes`` and a notice behind it can be posted now."""
-        queue = self.queue
-        return queue.has_slots(2) and (nbytes <= self.inline_bytes or queue.fits(nbytes))
+        return self.queue.has_room(2, nbytes if nbytes > self.inline_bytes else 0)
 
     def place(self, data: Buffer, nbytes: int) -> tuple[int, int, int]:
         """Copies a payload to where its request finds it: (address, local key, flags)."""
@@ -112,11 +111,9 @@ class Requests:
     ) -> None:
         """Posts one, signaled where that is due. Raises ``PeerLost`` where the device takes none; the link has ended then."""
         queue = self.queue
-        if flags & SIGNALED or queue.wants_signal():
+        if queue.post(signaled=flags & SIGNALED != 0):
             flags |= SIGNALED
-            number = queue.post(signaled=True)
-        else:
-            number = queue.post(signaled=False)
+        number = queue.posted
         self._asked[number % self._slots] = (opcode, region)
         try:
             self._post(opcode, number, flags, address, nbytes, lkey, remote_address, rkey, immediate)

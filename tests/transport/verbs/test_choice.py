@@ -130,10 +130,17 @@ def test_the_table_is_read_from_sysfs(tmp_path: Path) -> None:
     put("mlx5_0/ports/1/gid_attrs/types/0", "RoCE v2")
     put("mlx5_0/ports/1/gid_attrs/ndevs/0", "eth0")
     put("mlx5_0/ports/1/gids/1", "0000:0000:0000:0000:0000:0000:0000:0000")
+    for index in range(2, 100):
+        put(f"mlx5_0/ports/1/gids/{index}", "0000:0000:0000:0000:0000:0000:0000:0000")
+    put("mlx5_0/ports/1/gids/100", "0000:0000:0000:0000:0000:ffff:0a4d:0002")
+    put("mlx5_0/ports/1/gid_attrs/types/100", "RoCE v2")
     put("mlx5_0/ports/2/state", "1: DOWN")
     put("rxe0/ports/1/state", "4: ACTIVE")
     first, second = read_table(str(tmp_path))
     assert (first.name, first.numa_node, [port.state for port in first.ports]) == ("mlx5_0", 1, ["ACTIVE", "DOWN"])
-    assert [str(one) for one in first.ports[0].gids] == ["GID 0 (10.77.0.1, RoCE v2, eth0)"]
+    assert [str(one) for one in first.ports[0].gids] == [
+        "GID 0 (10.77.0.1, RoCE v2, eth0)",
+        "GID 100 (10.77.0.2, RoCE v2)",
+    ]
     assert (second.name, second.numa_node, second.ports[0].gids) == ("rxe0", None, ())
     assert read_table(str(tmp_path / "nothing")) == ()

@@ -37,7 +37,7 @@ class CudaDevice:
         driver: Driver,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
-        kernels: Any,
+        kernels: Any = None,
         *,
         ordinal: int = 0,
         name: str = "cuda",
@@ -48,7 +48,8 @@ class CudaDevice:
         self.clock = clock
         self.ordinal = ordinal
         self._name = name
-        self._kernels = kernels
+        self.kernels = kernels
+        self._at_close: list[Callable[[], None]] = []
         self._closed = False
         self.context = driver.retain_context(ordinal)
         least, greatest = driver.priority_range()
@@ -60,6 +61,7 @@ class CudaDevice:
         self._issuing = False
         if current is None:
             current = torch_streams(ordinal)
+        self._current = current
         self._model = CudaStream(self, "model", Handles(model, model_bell), current)
         self._migration = CudaStream(self, "migration", Handles(migration, migration_bell), current)
         self.completion: Completion = (
@@ -81,13 +83,27 @@ class CudaDevice:
         return self._migration
 
     @property
-    def kernels(self) -> Any:
-        return self._kernels
-
-    @property
     def closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._closed
+
+    def current_model_stream(self) -> AbstractContextManager[object]:
+        """What torch does in this block goes to the model stream: for what is prepared outside of a target."""
+        return self._current(self._model.handles.stream)
+
+    def on_close(self, free: Callable[[], None]) -> None:
+        """``free`` is called once the GPU is done with everything, before its context is given back."""
+        self._at_close.append(free)
+
+    def drain(self) -> None:
+        """Blocks until the GPU has done what it was given: before memory that it may still touch is let go."""
+        if self._handles:
+            with contextlib.suppress(CudaError):  # a GPU that has failed touches nothing any more
+                for handle in self._handles:
+                    last = self.events.take()
+                    self.driver.record(last, handle)
+                    self.driver.synchronise(last)
+                    self.events.give_back(last)
 
     def close(self) -> None:
         """Waits for what the GPU was given, and gives everything back. Idempotent; in the event loop's thread."""
@@ -97,13 +113,11 @@ class CudaDevice:
         self._closed = True
         for stream in (self._model, self._migration):
             stream.drop()
-        with contextlib.suppress(CudaError):  # a GPU that has failed: there is nothing to wait for
-            for handle in self._handles:
-                last = self.events.take()
-                self.driver.record(last, handle)
-                self.driver.synchronise(last)
+        self.drain()
         self.completion.close()
         try:
+            for free in reversed(self._at_close):
+                free()
             self.events.close()
             for handle in self._handles:
                 self.driver.destroy_stream(handle)

@@ -78,9 +78,13 @@ class Driver:
 
     def retain_context(self, ordinal: int) -> int:
         """The GPU's primary context, which torch uses too, made current in this thread."""
-        context = self._do("open the GPU", self._calls.cuDevicePrimaryCtxRetain(self._device(ordinal)))
-        self._do("make the context current", self._calls.cuCtxSetCurrent(context))
-        return int(context)
+        context = int(self._do("open the GPU", self._calls.cuDevicePrimaryCtxRetain(self._device(ordinal))))
+        self.make_current(context)
+        return context
+
+    def make_current(self, context: int) -> None:
+        """What is made from now on belongs to this context."""
+        self._do("make a context current", self._calls.cuCtxSetCurrent(self._calls.CUcontext(context)))
 
     def release_context(self, ordinal: int) -> None:
         """Gives a retained context back."""

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from afore.core.errors import HostError
+from afore.core.errors import ConfigError, HostError
 from afore.workers.device.cuda.driver import Driver, load_driver
 
 PROBE_S = 60.0
@@ -91,6 +91,15 @@ def describe_gpus(driver: Driver) -> tuple[Gpu, ...]:
         )
         for ordinal in range(count)
     )
+
+
+def gpu_of(chosen: tuple[int, ...], rank: int, count: int) -> int:
+    """The GPU of FFN worker ``rank``: workers take the ``chosen`` ones in turn, or all that are visible. Raises ``ConfigError``."""
+    gpus = chosen or tuple(range(count))
+    ordinal = gpus[rank % len(gpus)]
+    if not 0 <= ordinal < count:
+        raise ConfigError("device.gpus", f"there is no GPU {ordinal}: {count} are visible", "see nvidia-smi -L")
+    return ordinal
 
 
 def _gpu(values: dict[str, Any]) -> Gpu:

@@ -53,13 +53,17 @@ class _Operation:
 
 @dataclass
 class Machine:
-    """GPUs that several processes share. ``reachable``: pairs of GPUs with peer access, all by default."""
+    """GPUs that several processes share. ``reachable``: pairs of GPUs with peer access, all by default.
+
+    ``tick`` says when an operation runs, from when the last one did, in microseconds.
+    """
 
     gpus: int = 1
     version: int = 13010
     reachable: set[tuple[int, int]] | None = None
     room_nbytes: int = 1 << 30
     now_us: float = 0.0
+    tick: Callable[[float], float] = lambda now_us: now_us + 1
     allocations: dict[int, _Allocation] = field(default_factory=dict)
     exported: dict[bytes, int] = field(default_factory=dict)
     numbers: Any = field(default_factory=lambda: itertools.count(0x1000))
@@ -424,7 +428,7 @@ class FakeCalls:
             return False
         if work[0].after is not None and not work[0].after.done:
             return False
-        self.machine.now_us += 1
+        self.machine.now_us = self.machine.tick(self.machine.now_us)
         work.pop(0).run()
         return True
 
