@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+import numpy as np
+
 from afore.core import control
 from afore.core.demand import demand_crc
 from afore.core.errors import PlanError
@@ -169,6 +171,10 @@ class PlainWay:
         loads = self._stats.planned(entry, complete.demand_E, skipped=skipped)
         if self._watched():
             await self._report(self._stats.seen(entry, loads, skipped=skipped))
+
+    async def fill(self, target: Target, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copies for ``target``'s layer, before anything is planned."""
+        await self._ahead(Complete(target, (), np.zeros(0, np.int32)), target.layer, copies, CopyStart.NOW)
 
     async def _ahead(
         self, complete: Complete, layer: int, copies: Sequence[tuple[int, int, int]], start: CopyStart
