@@ -52,7 +52,7 @@ def _without(path: str) -> dict[str, Any]:
 def _with(path: str, value: Any) -> dict[str, Any]:
     content = copy.deepcopy(raw())
     *groups, name = path.split(".")
-    place = content
+    place: Any = content
     for group in groups:
         place = place[group]
     place[int(name) if name.isdecimal() else name] = value
