@@ -15,7 +15,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from afore.core.errors import ConfigError, HostError
-from afore.tools import doctor_devices, doctor_fabrics, doctor_machine, doctor_rdma, doctor_shm, doctor_software
+from afore.tools import (
+    doctor_devices,
+    doctor_fabrics,
+    doctor_gpus,
+    doctor_machine,
+    doctor_rdma,
+    doctor_shm,
+    doctor_software,
+)
 from afore.tools.doctor_check import Check, Status
 from afore.tools.ending import end_with
 
@@ -39,6 +47,7 @@ CHECKS: Final[tuple[Callable[[], Check | list[Check]], ...]] = (
     doctor_rdma.check_opening,
     doctor_devices.check_peer_memory,
     doctor_devices.check_distance,
+    doctor_gpus.check_gpus,
     doctor_fabrics.check_fabrics,
 )
 DOCTOR_PORT: Final = 29514

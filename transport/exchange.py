@@ -184,11 +184,12 @@ def meant(word: int) -> Target | None:
 class InputReader:
     """An FFN worker's view of one attention worker's input slots, in place."""
 
-    __slots__ = ("_epoch", "_layout", "_views", "_words")
+    __slots__ = ("_epoch", "_layout", "_views", "_words", "memory")
 
     def __init__(self, buffer: memoryview, layout: ExchangeLayout, epoch: int) -> None:
         """``buffer``: the mapped region. Views are writable where it is. Raises ``WireError`` for one that is too small."""
         region = _region(buffer, layout, "attention worker")
+        self.memory: memoryview | None = region
         self._layout = layout
         self._epoch = epoch
         self._words = publishing_words(region)
@@ -222,11 +223,15 @@ class ReplyBuffer:
 
     __slots__ = ("_bytes", "_epoch", "_layout", "_rows_TD", "_worker")
 
-    def __init__(self, layout: ExchangeLayout, worker: int, epoch: int) -> None:
+    def __init__(
+        self, layout: ExchangeLayout, worker: int, epoch: int, storage: npt.NDArray[np.uint64] | None = None
+    ) -> None:
+        """``storage``: ``reply_nbytes`` of somebody's memory, such as pinned memory; none takes its own."""
         self._layout = layout
         self._worker = worker
         self._epoch = epoch
-        storage = np.zeros(layout.reply_nbytes // WORD, dtype=np.uint64)  # words, so that rows are aligned
+        if storage is None:
+            storage = np.zeros(layout.reply_nbytes // WORD, dtype=np.uint64)  # words, so that rows are aligned
         self._bytes = storage.data.cast("B")
         self._rows_TD: F32 = _array(self._bytes, HIDDEN_DTYPE, CACHE_LINE, (layout.max_tokens, layout.hidden))
 

@@ -165,11 +165,12 @@ class InputMirror:
 class MirrorReader:
     """A worker's view of one attention worker's slots in its node's mirror: as ``exchange.InputReader``."""
 
-    __slots__ = ("_epoch", "_layout", "_offsets_M", "_rows_M", "_words")
+    __slots__ = ("_epoch", "_layout", "_offsets_M", "_rows_M", "_words", "memory")
 
     def __init__(self, buffer: memoryview, layout: MirrorLayout, attention: int, epoch: int) -> None:
         """``buffer``: the region, own or mapped. Raises ``WireError`` for one that is too small."""
         region = _region(buffer, layout)
+        self.memory: memoryview | None = region
         self._layout = layout
         self._epoch = epoch
         self._words = publishing_words(region)

@@ -10,6 +10,7 @@ from afore.workers.device.emulated import EmulatedDevice
 from afore.workers.device.ports import EmulatedFleet
 from afore.workers.device.profile import CostProfile
 from afore.workers.experts import Store
+from afore.workers.ffn_world import HostParts
 from afore.workers.group.emulated import EmulatedGroup
 from afore.workers.group.shared import AttentionPeer, SharedGroup
 from afore.workers.store_shape import StoreShape
@@ -19,7 +20,7 @@ NO_MEMORY = 64
 """Bytes of the region that stands for a store without weights."""
 
 
-class EmulatedFfn:
+class EmulatedFfn(HostParts):
     """Worker ``rank`` of ``fleet``, with the costs of ``profile``. ``stores`` gets its tags, for a check in the end.
 
     ``collectives``: gather and reduce begin together on all workers; without, each worker goes on by itself, as on one host.

@@ -30,7 +30,6 @@ from afore.workers.reader import Reader
 from afore.workers.reports import Reports
 from afore.workers.sequencer import Sequencer, SequencerTimes
 from afore.workers.slot_table import HeldCopy, SlotTable
-from afore.workers.staging import Staging
 
 
 class Epoch:
@@ -90,7 +89,7 @@ class Epoch:
             wake=belfry.inputs,
             migrator=self.migrator,
             staging_M=[
-                Staging(
+                worker.parts.staging(
                     max_tokens=topology.attention * layouts.exchange.max_tokens,
                     hidden_size=spec.hidden_size,
                     top_k=spec.experts_per_token,
@@ -105,6 +104,7 @@ class Epoch:
             ),
             tile_tokens=ctx.config.planner.tile_tokens,
             reports=reports,
+            make_compute=worker.parts.compute,
         )
         self.reader = Reader(
             rank=ctx.rank,

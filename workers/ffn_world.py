@@ -6,6 +6,7 @@ The same ``ffn.serve`` runs over ``CheckpointFfn`` in processes and scripts, and
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -18,9 +19,12 @@ from afore.transport.exchange import ExchangeLayout
 from afore.transport.session import RoleContext
 from afore.workers.device.base import Device
 from afore.workers.device.cpu import CpuDevice
-from afore.workers.experts import ExpertRow, ExpertStore, PeerStore, Store
+from afore.workers.experts import ExpertRow, ExpertStore, PeerStore, Reader, Store
+from afore.workers.flight import TargetCompute
 from afore.workers.group.base import Group
 from afore.workers.group.shared import AttentionPeer, SharedGroup
+from afore.workers.sequencer import MakeCompute
+from afore.workers.staging import Staging
 from afore.workers.store_shape import StoreShape
 
 
@@ -58,6 +62,25 @@ class FfnParts(Protocol):
         """The group of an epoch."""
         ...
 
+    def staging(self, *, max_tokens: int, hidden_size: int, top_k: int, num_rows: int) -> Staging:
+        """The buffers of one microbatch."""
+        ...
+
+    @property
+    def compute(self) -> MakeCompute:
+        """What makes a target's work on this device."""
+        ...
+
+
+class HostParts:
+    """What workers have in common whose rows lie in host memory."""
+
+    compute: MakeCompute = TargetCompute
+
+    def staging(self, *, max_tokens: int, hidden_size: int, top_k: int, num_rows: int) -> Staging:
+        """See ``FfnParts``."""
+        return Staging(max_tokens=max_tokens, hidden_size=hidden_size, top_k=top_k, num_rows=num_rows)
+
 
 class FfnWorld(Protocol):
     """Makes an FFN worker's parts."""
@@ -69,7 +92,7 @@ class FfnWorld(Protocol):
     def ffn(self, ctx: RoleContext) -> FfnParts: ...
 
 
-class CheckpointFfn:
+class CheckpointFfn(HostParts):
     """Experts from the checkpoint, on this CPU."""
 
     def __init__(self, ctx: RoleContext) -> None:
@@ -96,14 +119,7 @@ class CheckpointFfn:
 
     def load(self, store: Store) -> Iterator[tuple[int, int]]:
         assert isinstance(store, ExpertStore)
-        path = self._config.model if self._config.model is not None else bundled_model_path()
-        with Checkpoint(path) as checkpoint:
-            reader = ExpertReader(checkpoint)
-
-            def read(layer: int, expert: int, row: ExpertRow) -> None:
-                reader.read_expert(layer, expert, row.gate_up_FD, row.down_DI, row.gate_up_bias_F, row.down_bias_D)
-
-            yield from store.load_each(read)
+        yield from load_from_checkpoint(self._config, store)
 
     def peer(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> PeerStore:
         return PeerStore(buffer, shape, layout)
@@ -114,8 +130,35 @@ class CheckpointFfn:
         return SharedGroup(rank=rank, epoch=epoch, layout=layout, peers_A=peers_A, timeout_us=timeout_us)
 
 
-class CheckpointFfnWorld:
+class ReadableStore(Protocol):
+    """A store that a checkpoint is read into."""
+
+    def load_each(self, reader: Reader) -> Iterator[tuple[int, int]]: ...
+
+
+def load_from_checkpoint(config: RunConfig, store: ReadableStore) -> Iterator[tuple[int, int]]:
+    """Fills a store's primaries; yields (experts read, experts in all). Raises ``CheckpointError``."""
+    with Checkpoint(config.model if config.model is not None else bundled_model_path()) as checkpoint:
+        reader = ExpertReader(checkpoint)
+
+        def read(layer: int, expert: int, row: ExpertRow) -> None:
+            reader.read_expert(layer, expert, row.gate_up_FD, row.down_DI, row.gate_up_bias_F, row.down_bias_D)
+
+        yield from store.load_each(read)
+
+
+class CheckpointFfnWorld(ABC):
     """The real world of FFN workers; a mixin of the world of all roles."""
 
-    def ffn(self, ctx: RoleContext) -> CheckpointFfn:
+    def ffn(self, ctx: RoleContext) -> FfnParts:
+        """On the device that the configuration names. Raises ``HostError`` where it is a GPU and there is none."""
+        if ctx.config.device.name == "cuda":
+            # Only here: torch's CUDA side costs every other role its import.
+            from afore.workers.ffn_cuda import CudaFfn
+
+            return CudaFfn.on_gpu(ctx, self.model_spec(ctx.config))
         return CheckpointFfn(ctx)
+
+    @abstractmethod
+    def model_spec(self, config: RunConfig) -> ModelSpec:
+        """The model's numbers."""

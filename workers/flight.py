@@ -65,6 +65,12 @@ class TargetCompute:
             self._store.biases[layer],
         )
 
+    def settle(self) -> None:
+        """Called once the stream is past the target: ``mismatched`` and the pairs' counts are known from here on.
+
+        Raises what a device could not say earlier.
+        """
+
 
 @record(kw_only=True)
 class Flight:

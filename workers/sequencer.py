@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from afore.core.clock import Clock
 from afore.core.plan import EntryKind, PlanEntry
@@ -66,6 +66,12 @@ class TargetReports(Protocol):
     async def aborted(self, sequence: int) -> None: ...
 
 
+class MakeCompute(Protocol):
+    """Makes what a stream runs for one target: ``TargetCompute``, or a device's own."""
+
+    def __call__(self, entry: PlanEntry, staging: Staging, kernels: Any, store: Store) -> TargetCompute: ...
+
+
 class Sequencer:
     """One FFN worker's execution, in order.
 
@@ -88,7 +94,9 @@ class Sequencer:
         times: SequencerTimes,
         tile_tokens: int,
         reports: TargetReports,
+        make_compute: MakeCompute = TargetCompute,
     ) -> None:
+        self._make_compute = make_compute
         self._rank = rank
         self._device = device
         self._collectives = collective_streams(device)
@@ -149,6 +157,7 @@ class Sequencer:
         while True:
             flight = await self._flights.get()
             await flight.done.wait(timeout_us=self._times.compute_us)
+            flight.compute.settle()
             begin_ns = self._clock.now_ns()
             await self._group.reply(flight.entry)
             target, sequence = flight.entry.target, flight.entry.sequence
@@ -206,7 +215,7 @@ class Sequencer:
         """gather → wait for the slots → partition → experts → reduce, each behind the one before; nothing is awaited."""
         entry, stream = turn.entry, self._device.model_stream
         gathering, reducing = self._collectives
-        compute = TargetCompute(entry, staging, self._device.kernels, self._store)
+        compute = self._make_compute(entry, staging, self._device.kernels, self._store)
         target, tokens = entry.target, sum(entry.tokens_A)
         begin_ns = self._clock.now_ns()
         began = gathering.record()

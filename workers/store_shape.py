@@ -75,15 +75,15 @@ class StoreShape:
     @property
     def checksums_offset(self) -> int:
         """Where the table of checksums begins, uint32 [L, primaries]."""
-        return self.num_layers * self._layer_nbytes
+        return self.num_layers * self.layer_nbytes
 
     def gate_up_offset(self, layer: int) -> int:
         """Where ``gate_up`` of a layer begins."""
-        return layer * self._layer_nbytes
+        return layer * self.layer_nbytes
 
     def down_offset(self, layer: int) -> int:
         """Where ``down`` of a layer begins."""
-        return layer * self._layer_nbytes + self._gate_up_nbytes
+        return layer * self.layer_nbytes + self._gate_up_nbytes
 
     def gate_up_bias_offset(self, layer: int) -> int:
         """Where ``gate_up_bias`` of a layer begins; nothing lies there without biases."""
@@ -110,6 +110,12 @@ class StoreShape:
         return self.num_rows if self.form.biases else 0
 
     @property
+    def layer_nbytes(self) -> int:
+        """Bytes of a layer: all of it lies together."""
+        biases = self._gate_up_bias_nbytes + _aligned(self.bias_rows * self.hidden_size * _F32_BYTES)
+        return self._gate_up_nbytes + self._down_nbytes + biases
+
+    @property
     def _gate_up_nbytes(self) -> int:
         return _aligned(self.num_rows * 2 * self.expert_size * self.hidden_size * _F32_BYTES)
 
@@ -120,11 +126,6 @@ class StoreShape:
     @property
     def _gate_up_bias_nbytes(self) -> int:
         return _aligned(self.bias_rows * 2 * self.expert_size * _F32_BYTES)
-
-    @property
-    def _layer_nbytes(self) -> int:
-        biases = self._gate_up_bias_nbytes + _aligned(self.bias_rows * self.hidden_size * _F32_BYTES)
-        return self._gate_up_nbytes + self._down_nbytes + biases
 
 
 def store_shapes(

@@ -10,23 +10,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from afore.core.errors import ConfigError
+from afore.core.limits import MOST
+from afore.core.limits import at_least as _at_least
+from afore.core.policy_options import PolicyOptions
 from afore.core.speeds import check_speeds
 from afore.core.topology import Topology, is_loopback
 
-MOST = (1 << 63) - 1
-"""Largest whole number that a message between roles can hold."""
 LONGEST_S = 30 * 86_400.0
 """Longest deadline: thirty days, beyond which clocks and timers overflow sooner or later."""
-
-
-def _at_least(section: str, low: float, high: float = MOST, /, **values: float | None) -> None:
-    for name, value in values.items():
-        if value is None:
-            continue
-        if not value >= low:
-            raise ConfigError(f"{section}.{name}", f"{value!r} is below {low:g}", f"give {low:g} or more")
-        if value > high:
-            raise ConfigError(f"{section}.{name}", f"it is above {high:,.15g}", "give less")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +170,14 @@ class TimeOptions:
 class DeviceOptions:
     """The FFN workers' device."""
 
-    name: Literal["cpu", "emulated"] = "cpu"
-    """cpu computes; emulated charges time from a profile (virtual time)."""
+    name: Literal["cpu", "cuda", "emulated"] = "cpu"
+    """cpu and cuda compute; emulated charges time from a profile (virtual time)."""
+    gpus: tuple[int, ...] = ()
+    """cuda: the GPUs that FFN workers take in turn, as nvidia-smi numbers them; empty: all that are visible."""
+    kernels: Literal["triton", "torch"] = "triton"
+    """cuda: what computes partition and experts; torch is for finding out whether the other one is wrong."""
+    completion: Literal["bell", "query"] = "bell"
+    """cuda: how the host learns that a target is done; ``tools.calibrate`` measures both."""
     threads: bool = True
     """cpu: compute and migration threads of their own; false runs both inline (scripts in one process)."""
     emulate_copy_us: float = 0.0
@@ -192,6 +189,10 @@ class DeviceOptions:
 
     def __post_init__(self) -> None:
         _at_least("device", 0, LONGEST_S * 1e6, emulate_copy_us=self.emulate_copy_us)
+        if self.name == "cuda" and self.verify_copies:
+            raise ConfigError("device.verify_copies", "checksums are the CPU's", "leave it out with --device cuda")
+        if self.name == "cuda" and self.emulate_copy_us:
+            raise ConfigError("device.emulate_copy_us", "a GPU's copies take what they take", "leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +233,10 @@ class RunConfig:
     kernels: Literal["auto", "modules", "fused"] = "auto"
     """What attention workers compute with: fused kernels, transformers' modules, or fused where the model allows it."""
     policy: str = "afore"
-    """static, afore, afore-no-prefetch, afore-no-overlap, afore-reactive, or package.module:Class."""
+    """static, afore, afore-plus, their ablations afore-no-prefetch, afore-no-overlap and afore-reactive, the baselines eplb,
+    eplb-redistribute, harmoeny, lina and libra, or package.module:Class."""
+    policy_options: PolicyOptions = field(default_factory=PolicyOptions)
+    """What the baselines leave open."""
     topology: Topology = field(default_factory=Topology)
     """The shape of the cluster."""
     planner: PlannerOptions = field(default_factory=PlannerOptions)
@@ -251,6 +255,8 @@ class RunConfig:
     """RDMA between nodes."""
     trace: str | None = None
     """Directory for span files; none writes none."""
+    record: str | None = None
+    """File for what was demanded and planned, target by target (``tools.traces``, ``tools.replay``); none writes none."""
     record_wire: str | None = None
     """Directory for files of all that roles write and send (``tools.wire``); none writes none. Prompts are in them."""
     seed: int = 0

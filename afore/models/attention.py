@@ -116,6 +116,11 @@ class AttentionModel(Protocol):
         """Input norm, attention, post norm, gate and top-k of a MoE layer: once."""
         ...
 
+    def next_choices(self, state: Any, moe_ordinal: int) -> I32:
+        """The experts [T, K] that the next MoE layer's gate picks for this one's rows, between ``attend`` and ``combine``: a guess
+        at what it will pick for its own. Changes nothing."""
+        ...
+
     def combine(self, state: Any, moe_ordinal: int, expert_out_TD: F32) -> None:
         """Adds the routed sum [T, D], the shared experts and the residual."""
         ...

@@ -22,6 +22,8 @@ from afore.models.prefill import Prefilled
 
 I64 = npt.NDArray[np.int64]
 
+NEXT_GATE_ACCURACY = 0.9
+"""Part of its assignments that a layer's gate gives right on the layer before's hidden states: 86-92 % on one published model."""
 _VOCABULARY = 4
 """Tokens of a counted model; the one that it says is 0."""
 
@@ -68,6 +70,22 @@ def ids_of_counts(counts_E: I64, tokens: int) -> I32:
     return np.ascontiguousarray(flat_P.reshape(-1, tokens).T)
 
 
+def guessed_counts(counts_E: I64, tokens: int, accuracy: float) -> I64:
+    """What a predictor makes of a demand of which it gets the part ``accuracy`` of the assignments right.
+
+    The others go to the experts that have fewest of the right ones, evenly: a wrong guess says nothing of where the load is.
+    """
+    guess_E: I64 = np.floor(counts_E * accuracy).astype(np.int64)
+    left = int(counts_E.sum() - guess_E.sum())
+    # Nobody is asked twice by one token: a full expert takes no more.
+    while left > 0:
+        open_E = np.flatnonzero(guess_E < tokens)
+        taking_E = open_E[np.argsort(guess_E[open_E], kind="stable")][:left]
+        guess_E[taking_E] += 1
+        left -= len(taking_E)
+    return guess_E
+
+
 @dataclass(slots=True)
 class CountedState:
     """One step in flight: its demand in every layer."""
@@ -79,8 +97,11 @@ class CountedState:
 class CountedAttention:
     """``AttentionModel`` of one attention worker over a ``DemandSource``."""
 
-    def __init__(self, spec: ModelSpec, source: DemandSource, rank: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, source: DemandSource, rank: int, *, next_gate_accuracy: float = NEXT_GATE_ACCURACY
+    ) -> None:
         self._spec = spec
+        self._accuracy = next_gate_accuracy
         self._source = source
         self._rank = rank
         self._kinds = layer_kinds(spec)
@@ -104,6 +125,11 @@ class CountedAttention:
     def attend(self, state: CountedState, moe_ordinal: int) -> Routed:
         hidden_TD, weights_TK, _ = self._of(state.tokens)
         return Routed(hidden_TD, ids_of_counts(state.counts_LE[moe_ordinal], state.tokens), weights_TK)
+
+    def next_choices(self, state: CountedState, moe_ordinal: int) -> I32:
+        """As ``AttentionModel``, right for the stated part of the assignments."""
+        counts_E = state.counts_LE[moe_ordinal + 1]
+        return ids_of_counts(guessed_counts(counts_E, state.tokens, self._accuracy), state.tokens)
 
     def combine(self, state: CountedState, moe_ordinal: int, expert_out_TD: F32) -> None:
         """Nothing was computed."""

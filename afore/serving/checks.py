@@ -21,6 +21,8 @@ from afore.scheduler.role import build_policy, seeded_costs
 from afore.serving.door import request_limits
 from afore.serving.spec import checkpoint_path
 from afore.transport.layouts import layouts_for
+from afore.workers.device.cuda.kernels import check_tile, triton_implementation
+from afore.workers.device.cuda.probe import find_gpus, gpu_of
 from afore.workers.kv_layout import kv_layout
 
 SHARED_MEMORY = "/dev/shm"
@@ -37,15 +39,31 @@ def check(config: RunConfig) -> None:
     """
     check_descriptors(config.topology)
     check_policy(config.policy)
-    if config.device.name != "cpu":
+    if config.device.name == "emulated":
         raise ConfigError("device.name", f"{config.device.name} is for virtual time", "leave it at cpu")
+    if config.device.name == "cuda":
+        check_gpus(config)
     for field in ("trace", "record_wire"):
         _check_directory(field, getattr(config, field))
+    check_record(config.record)
     with Checkpoint(checkpoint_path(config)) as checkpoint:
         verify_checkpoint(checkpoint)
         kernel_path(config.kernels, checkpoint.family, checkpoint.config, config.dtype)
         request_limits(config, checkpoint.spec)
         build_policy(config, checkpoint.spec, seeded_costs(config, checkpoint.spec))
+
+
+def check_gpus(config: RunConfig) -> None:
+    """Refuses FFN workers on GPUs where there are none, or not those that are asked for. Asks in a child of its own.
+
+    Raises ``HostError``, ``ConfigError``.
+    """
+    found = find_gpus()
+    check_tile(config.planner.tile_tokens)
+    for rank in range(config.topology.ffn):
+        gpu_of(config.device.gpus, rank, len(found.gpus))
+    if config.device.kernels == "triton":
+        triton_implementation()
 
 
 def _check_directory(field: str, directory: str | None) -> None:
@@ -58,6 +76,19 @@ def _check_directory(field: str, directory: str | None) -> None:
         usable = False
     if not usable:
         raise ConfigError(field, f"{directory!r} is no directory that can be written", "give another")
+
+
+def check_record(file: str | None) -> None:
+    """Refuses a file that no recording can become. Raises ``ConfigError``."""
+    if file is None:
+        return
+    path = Path(file)
+    try:
+        usable = bool(path.name) and not path.is_dir() and os.access(path.parent, os.W_OK)
+    except (OSError, ValueError):
+        usable = False
+    if not usable:
+        raise ConfigError("record", f"{file!r} is no file that can be written", "name one in a directory that is there")
 
 
 def check_descriptors(topology: Topology) -> None:

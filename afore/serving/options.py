@@ -19,8 +19,9 @@ from typing import Any, Literal, NoReturn
 import jsonargparse
 import yaml
 
-from afore.core.config import MOST, RunConfig
+from afore.core.config import RunConfig
 from afore.core.errors import ConfigError
+from afore.core.limits import MOST
 from afore.core.topology import DOOR, MAX_WORKERS, ROLES, SCHEDULER, Topology
 from afore.core.version import VERSION
 from afore.serving.files import read_file
@@ -31,6 +32,7 @@ EXAMPLE = """examples:
   python -m afore.launch --topology.ffn 8 --policy static --demo --json out.json
   python -m afore.launch                             start the default topology, serve HTTP at 127.0.0.1:8000
   python -m afore.launch --host 0.0.0.0 --api-key SECRET --max-num-seqs 64
+  python -m afore.launch --device cuda --planner.tile_tokens 64 --demo
   python -m afore.launch --role ffn                  one role of the default local cluster, next free rank
   python -m afore.launch --role door,scheduler,attention,prefill --topology topology.yaml
 """
@@ -46,6 +48,7 @@ SHORT_NAMES = {
     "max_num_seqs": "batch.max_num_seqs",
     "kv_blocks": "batch.kv_blocks",
     "rendezvous": "topology.rendezvous",
+    "device": "device.name",
 }
 """What other servers call these on the command line."""
 SHORT = "".join(f"  --{short.replace('_', '-'):<48} --{key}\n" for short, key in SHORT_NAMES.items())

@@ -52,6 +52,10 @@ class Afore(Quiet):
             return [assign]
         return [Copies(target.layer, tuple(plan.copies), self.start), assign]
 
+    def protected(self, layer: int) -> NDArray[np.bool_] | None:
+        """U_t of the layer's next target, for records; none before the first."""
+        return self._windows[layer].protected()
+
     def reset_layer(self, layer: int) -> None:
         """Slots and A_{t-1} are forgotten; the window stays, because targets that were accepted still use their slots."""
         self._planners[layer].reset()

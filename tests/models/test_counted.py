@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afore.models.attention import StepBatch
-from afore.models.counted import CountedAttention, CountedPrefill, counted_spec, ids_of_counts
+from afore.models.counted import CountedAttention, CountedPrefill, counted_spec, guessed_counts, ids_of_counts
 from afore.models.kv import KVLayout
 
 SPEC = counted_spec(num_experts=6, experts_per_token=2, moe_layers=3, dense_layers=1)
@@ -72,3 +72,25 @@ def test_nothing_is_cached() -> None:
     assert layout.nbytes == 0
     chunk = CountedPrefill(SPEC).start().feed([1, 2, 3])
     assert [(offset, bytes(data)) for offset, data in chunk.pack(layout, (5, 6))] == [(0, b"")]
+
+
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=3, max_size=12),
+    accuracy=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+)
+def test_a_guess_has_as_many_assignments_and_gets_the_stated_part_right(counts: list[int], accuracy: float) -> None:
+    counts_E, tokens = np.array(counts, np.int64), 9
+    guess_E = guessed_counts(counts_E, tokens, accuracy)
+    assert guess_E.sum() == counts_E.sum()
+    assert guess_E.max() <= tokens
+    right = int(np.minimum(guess_E, counts_E).sum())
+    assert right >= int(np.floor(counts_E * accuracy).sum())
+    if accuracy == 1.0:
+        assert guess_E.tolist() == counts
+
+
+def test_the_next_layer_is_guessed() -> None:
+    model = CountedAttention(SPEC, Asked(), rank=0, next_gate_accuracy=1.0)
+    state = model.begin(batch(4, microbatch=0, step=0))
+    ids_TK = model.next_choices(state, 0)
+    assert sorted(set(ids_TK.reshape(-1).tolist())) == [2, 3]

@@ -19,6 +19,7 @@ from afore.launch import LOADING
 from afore.models.bundle import bundled_model_path
 from afore.serving import demo
 from tests.serving.launcher import PATIENCE_S, ROOT, Launcher, gone, run
+from tests.workers.device.cuda.presence import missing_gpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -198,6 +199,7 @@ def test_a_killed_role_is_named_and_ends_the_run(role: str) -> None:
         (["--role", "fn"], ["role", "did you mean ffn"]),
         (["--trace", "/dev/null", "--demo"], ["trace", "/dev/null"]),
         (["--device.name", "emulated"], ["device.name", "virtual time"]),
+        (["--device", "cuda", "--device.verify_copies", "true"], ["device.verify_copies", "--device cuda"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -208,6 +210,17 @@ def test_what_cannot_be_is_refused_in_one_line(arguments: list[str], words: list
     assert stdout == ""
     for word in words:
         assert word in stderr
+
+
+def test_without_a_gpu_one_line_says_so() -> None:
+    if missing_gpu() == "":
+        pytest.skip("there is a GPU here")
+    status, stdout, stderr = run("--device", "cuda", "--demo")
+    assert status == 2, stderr
+    (line,) = said(stderr)
+    assert line.startswith("afore: GPU: ")
+    assert "--device cpu" in line
+    assert stdout == ""
 
 
 @pytest.mark.parametrize("role", ["prefill-0", "attention-0"])

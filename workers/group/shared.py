@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from afore.core.plan import PlanEntry
 from afore.core.target import Target
 from afore.transport import bells
@@ -22,6 +25,11 @@ from afore.workers.staging import Staging
 
 class InputSource(Protocol):
     """One attention worker's input slots: ``exchange.InputReader`` on its node, ``input_mirror.MirrorReader`` on others."""
+
+    @property
+    def memory(self) -> memoryview | None:
+        """The whole region that the slots lie in."""
+        ...
 
     def holds(self, microbatch: int) -> Target | None:
         """The target whose inputs the slot holds."""
@@ -56,7 +64,10 @@ class SharedGroup:
         self._timeout_us = timeout_us
         self._readers_A = [peer.inputs for peer in peers_A]
         self._reply_offsets_M = [layout.reply_offset(m, rank) for m in range(layout.num_microbatches)]
-        self._replies_MA = [[ReplyBuffer(layout, rank, epoch) for _ in peers_A] for _ in range(layout.num_microbatches)]
+        self._replies_MA = [
+            [ReplyBuffer(layout, rank, epoch, self._reply_storage()) for _ in peers_A]
+            for _ in range(layout.num_microbatches)
+        ]
 
     def missing(self, entry: PlanEntry) -> tuple[int, ...]:
         """See ``Group.missing``. The header says whether the rows are there; a bell is only the reason to look."""
@@ -99,6 +110,10 @@ class SharedGroup:
     def close(self) -> None:
         """See ``Group.close``."""
         self._readers_A.clear()
+
+    def _reply_storage(self) -> npt.NDArray[np.uint64] | None:
+        """Memory for one reply; none: any."""
+        return None
 
     # On the stream
 

@@ -18,7 +18,7 @@ from afore.workers.device.base import Event, Pairs, Work
 from afore.workers.experts import ExpertRow, ExpertStore, PeerStore
 from afore.workers.kernels import grouped_mlp_reference
 from afore.workers.store_shape import StoreShape
-from tests.workers.device.rig import KINDS, PATIENCE_US, WORK, Rig, come, on_device
+from tests.workers.device.rig import EVERY_KIND, PATIENCE_US, WORK, Rig, come, on_device
 
 SHORT_US = 2_000.0
 """For what must not come."""
@@ -29,7 +29,7 @@ Scenario = Callable[[Rig], Coroutine[Any, Any, None]]
 def every_device(scenario: Scenario) -> Callable[[str], None]:
     """Makes a scenario a test of every kind of device, in the loop that belongs to it."""
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", EVERY_KIND)
     def test(kind: str) -> None:
         on_device(kind, scenario)
 

@@ -1,0 +1,152 @@
+"""What runs on a GPU for a target, and which implementation of it: compiled by Triton, or torch's own operations."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from afore.core.errors import ConfigError, HostError
+from afore.models.expert_form import ExpertForm
+from afore.workers.device.cuda import experts_torch, partition_torch
+from afore.workers.device.cuda.demand_check import CrcTable
+from afore.workers.device.cuda.memory import DeviceMemory
+
+TILES = (16, 32, 64, 128)
+"""What a tile may be: the sizes that tensor cores take."""
+GROUPED_CAPABILITY = (8, 0)
+"""From where torch has a grouped product for bfloat16 that does not stop the host."""
+
+
+class Launch(Protocol):
+    """A function that enqueues on torch's current stream."""
+
+    def __call__(self, *args: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One way to compute a target."""
+
+    name: str
+    partition: Launch
+    """As ``partition_kernel.launch``."""
+    experts: Launch
+    """As ``experts_kernel.launch``."""
+
+
+def torch_implementation() -> Implementation:
+    """By torch's operations: everywhere."""
+    return Implementation("torch", partition_torch.launch, experts_torch.launch)
+
+
+def triton_implementation() -> Implementation:
+    """By our own kernels. Raises ``HostError`` where Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        raise HostError("GPU", "the package triton is not installed", "install torch for CUDA, which brings it along")
+    from afore.workers.device.cuda import experts_kernel, partition_kernel
+
+    return Implementation("triton", partition_kernel.launch, experts_kernel.launch)
+
+
+def applicable(dtype: torch.dtype, capability: tuple[int, int], widths: tuple[int, ...]) -> list[Implementation]:
+    """What computes experts of ``dtype`` without stopping the host, best guess first.
+
+    torch's grouped product wants bfloat16, and rows of 16 bytes' multiples (``widths``: hidden and expert size).
+    """
+    found = [triton_implementation()]
+    if (
+        dtype is torch.bfloat16
+        and capability >= GROUPED_CAPABILITY
+        and all(width * dtype.itemsize % 16 == 0 for width in widths)
+    ):
+        ours = found[0]
+        found.append(Implementation("grouped", ours.partition, experts_torch.launch))
+    return found
+
+
+def check_tile(tile_tokens: int) -> None:
+    """Refuses a tile that no kernel has. Raises ``ConfigError``."""
+    if tile_tokens not in TILES:
+        raise ConfigError(
+            "planner.tile_tokens",
+            f"{tile_tokens} is no tile of a GPU, which takes {', '.join(map(str, TILES))}",
+            "add --planner.tile_tokens 64",
+        )
+
+
+class CudaKernels:
+    """A worker's kernels, for one model. Everything is enqueued on torch's current stream; nothing waits."""
+
+    def __init__(
+        self,
+        implementation: Implementation,
+        memory: DeviceMemory,
+        *,
+        num_experts: int,
+        most_places: int,
+        hidden_size: int,
+        expert_size: int,
+        dtype: torch.dtype,
+        tile_tokens: int,
+    ) -> None:
+        """``most_places``: tokens times choices of the largest target. Targets run one after another: scratch is shared."""
+        check_tile(tile_tokens)
+        self.implementation = implementation
+        self.num_experts = num_experts
+        self._tile_tokens = tile_tokens
+        table = CrcTable.of(num_experts)
+        self._zero_crc = table.zero
+        self._words_EB = torch.from_numpy(table.words_EB).to(memory.torch_device)
+        place = memory.torch_device
+        self._act_PI = torch.zeros((most_places, expert_size), dtype=dtype, device=place)
+        self._y_PD = torch.zeros((most_places, hidden_size), dtype=torch.float32, device=place)
+
+    def partition(
+        self, ids_TK: Any, plan_X: Any, num_rows: int, first_redundant: int, pair_P: Any, place_P: Any, summary_X: Any
+    ) -> None:
+        """Exact share by ``plan_X`` (``pair_plan.fill_plan``); see ``partition_kernel.partition_places`` for what it fills."""
+        self.implementation.partition(
+            ids_TK,
+            plan_X,
+            self._words_EB,
+            self._zero_crc,
+            self.num_experts,
+            num_rows,
+            first_redundant,
+            pair_P,
+            place_P,
+            summary_X,
+        )
+
+    def grouped_mlp(
+        self,
+        hidden_TD: Any,
+        weight_TK: Any,
+        pair_P: Any,
+        place_P: Any,
+        start_S1: Any,
+        gate_up_SFD: Any,
+        down_SDI: Any,
+        biases: tuple[Any, Any] | None,
+        out_TD: Any,
+        form: ExpertForm,
+    ) -> None:
+        """out[t] = weighted sum of the token's pairs here through their experts."""
+        self.implementation.experts(
+            hidden_TD,
+            weight_TK,
+            pair_P,
+            place_P,
+            start_S1,
+            gate_up_SFD,
+            down_SDI,
+            biases,
+            self._act_PI,
+            self._y_PD,
+            out_TD,
+            form,
+            self._tile_tokens,
+        )

@@ -1,0 +1,155 @@
+"""An FFN worker on a GPU: its experts in the GPU's memory, open to its peers; its targets on the GPU's streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+
+from afore.core.clock import Clock
+from afore.core.config import RunConfig
+from afore.core.slots import StoreLayout
+from afore.models.config import ModelSpec
+from afore.transport.exchange import ExchangeLayout
+from afore.transport.session import RoleContext
+from afore.workers.cuda_store import CudaPeer, CudaStore, region_nbytes
+from afore.workers.cuda_target import CudaStaging, CudaTarget
+from afore.workers.device.cuda.device import CudaDevice
+from afore.workers.device.cuda.driver import Driver, load_driver
+from afore.workers.device.cuda.kernels import (
+    CudaKernels,
+    Implementation,
+    check_tile,
+    torch_implementation,
+    triton_implementation,
+)
+from afore.workers.device.cuda.memory import DeviceMemory
+from afore.workers.device.cuda.probe import gpu_of
+from afore.workers.experts import Store
+from afore.workers.ffn_world import load_from_checkpoint
+from afore.workers.group.hosted import HostedGroup
+from afore.workers.group.shared import AttentionPeer
+from afore.workers.sequencer import MakeCompute
+from afore.workers.staging import Staging
+from afore.workers.store_shape import StoreShape
+
+Current = Callable[[int], contextlib.AbstractContextManager[object]]
+
+
+class CudaFfn:
+    """``current`` and ``ordinal`` are for tests: without a GPU the driver's memory is the host's."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        clock: Clock,
+        config: RunConfig,
+        spec: ModelSpec,
+        implementation: Implementation,
+        *,
+        name: str,
+        ordinal: int,
+        on_gpu: bool = True,
+        current: Current | None = None,
+        process: int | None = None,
+    ) -> None:
+        """``process``: this one's number, where several are played in one. Raises ``ConfigError``, ``CudaError``."""
+        check_tile(config.planner.tile_tokens)
+        self._config = config
+        self._driver = driver
+        self._ordinal = ordinal
+        self._process = process
+        self._spec = spec
+        self._device = CudaDevice(
+            driver,
+            clock,
+            asyncio.get_running_loop(),
+            ordinal=ordinal,
+            name=name,
+            completion=config.device.completion,
+            current=current,
+        )
+        self._memory = DeviceMemory(driver, ordinal if on_gpu else None)
+        self._device.on_close(self._memory.close)
+        with self._device.current_model_stream():
+            self._device.kernels = CudaKernels(
+                implementation,
+                self._memory,
+                num_experts=spec.num_experts,
+                most_places=config.topology.attention * config.max_tokens_per_worker * spec.experts_per_token,
+                hidden_size=spec.hidden_size,
+                expert_size=spec.expert_size,
+                dtype=torch.float32,
+                tile_tokens=config.planner.tile_tokens,
+            )
+
+    @classmethod
+    def on_gpu(cls, ctx: RoleContext, spec: ModelSpec) -> CudaFfn:
+        """On this machine's GPU: workers take the GPUs of ``device.gpus`` in turn. Raises ``HostError``, ``ConfigError``."""
+        config = ctx.config
+        driver = load_driver(name=ctx.name)
+        ordinal = gpu_of(config.device.gpus, ctx.rank, driver.device_count())
+        torch.cuda.set_device(ordinal)
+        implementation = torch_implementation() if config.device.kernels == "torch" else triton_implementation()
+        return cls(driver, ctx.clock, config, spec, implementation, name=ctx.name, ordinal=ordinal)
+
+    @property
+    def device(self) -> CudaDevice:
+        return self._device
+
+    @property
+    def compute(self) -> MakeCompute:
+        return partial(CudaTarget, driver=self._driver, stream=self._device.model_stream.handles.stream)
+
+    def store_nbytes(self, shape: StoreShape) -> int:
+        return region_nbytes(shape)
+
+    def store(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> CudaStore:
+        gpu = self._driver.device_uuid(self._ordinal)
+        stream = self._device.model_stream.handles.stream
+        return CudaStore(buffer, shape, layout, self._driver, self._memory, gpu, stream, self._process)
+
+    def load(self, store: Store) -> Iterator[tuple[int, int]]:
+        assert isinstance(store, CudaStore)
+        yield from load_from_checkpoint(self._config, store)
+
+    def peer(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> CudaPeer:
+        return CudaPeer(
+            buffer,
+            shape,
+            layout,
+            self._driver,
+            ordinal=self._ordinal,
+            context=self._device.context,
+            drain=self._device.drain,
+            process=self._process,
+        )
+
+    def group(
+        self, *, rank: int, epoch: int, layout: ExchangeLayout, peers_A: Sequence[AttentionPeer], timeout_us: float
+    ) -> HostedGroup:
+        return HostedGroup(
+            self._driver,
+            self._memory,
+            self._device.model_stream.handles.stream,
+            self._device.drain,
+            rank=rank,
+            epoch=epoch,
+            layout=layout,
+            peers_A=peers_A,
+            timeout_us=timeout_us,
+        )
+
+    def staging(self, *, max_tokens: int, hidden_size: int, top_k: int, num_rows: int) -> Staging:
+        with self._device.current_model_stream():
+            return CudaStaging(
+                self._memory,
+                max_tokens=max_tokens,
+                hidden_size=hidden_size,
+                top_k=top_k,
+                num_rows=num_rows,
+                num_experts=self._spec.num_experts,
+            )
