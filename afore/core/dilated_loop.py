@@ -29,9 +29,10 @@ class DilatedLoop(asyncio.SelectorEventLoop):
     """An ordinary loop whose time runs ``factor`` times slower than the wall's. Raises ``ValueError`` for a factor below 1."""
 
     def __init__(self, factor: float) -> None:
-        if not factor >= 1:
-            raise ValueError(f"a factor of {factor} would need a host that is faster than it is; give 1 or more")
         super().__init__(_Patient(factor))
+        if not factor >= 1:
+            self.close()
+            raise ValueError(f"a factor of {factor} would need a host that is faster than it is; give 1 or more")
         self._factor = factor
         self._began_s = super().time()
 
