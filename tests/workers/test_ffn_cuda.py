@@ -23,7 +23,6 @@ from afore.workers.cuda_store import CudaStore
 from afore.workers.device.cuda.driver import Driver
 from afore.workers.device.cuda.kernels import torch_implementation
 from afore.workers.device.cuda.probe import gpu_of
-from afore.workers.experts import Store
 from afore.workers.ffn_cuda import CudaFfn
 from tests.workers.device.cuda.fake_driver import FakeCalls, Machine
 from tests.workers.device.cuda.fake_types import CUresult
@@ -53,8 +52,7 @@ class FakeGpuFfn(CudaFfn):
         )
         self._experts = experts
 
-    def load(self, store: Store) -> Iterator[tuple[int, int]]:
-        assert isinstance(store, CudaStore)
+    def _read(self, store: CudaStore) -> Iterator[tuple[int, int]]:
         yield from store.load_each(self._experts.read)
 
 
