@@ -26,6 +26,7 @@ from afore.tools.calibrate import COPIES, TILES, calibrate, open_device, version
 from afore.tools.gpu_bench import GLM_AIR, Bench, ExpertSize, Layer
 from afore.tools.gpu_exact import check_experts, check_partition
 from afore.tools.gpu_measure import copy_times, overlap, tile_times
+from afore.workers.cuda_store import SHARED_NBYTES
 from afore.workers.device.cuda.driver import IPC_HANDLE_NBYTES, Span, load_driver
 
 SMALL = ExpertSize(name="bundled model", hidden_size=128, expert_size=32, rows=36, dtype=torch.float32)
@@ -37,7 +38,7 @@ def run_device() -> dict[str, Any]:
     driver, memory = bench.driver, bench.memory
     values = memory.pinned((1 << 20,), np.uint8)
     values[:] = np.random.default_rng(1).integers(0, 256, values.shape)
-    at = memory.allocate(values.nbytes)
+    at = memory.allocate(SHARED_NBYTES)
     half = values.nbytes // 2
     host = int(values.ctypes.data)
     driver.copy([Span(at, host, half), Span(at + half, host + half, half)], bench.copies)
@@ -213,10 +214,10 @@ PARTS: Mapping[str, Callable[[], dict[str, Any]]] = MappingProxyType(
     {
         "device": run_device,
         "kernels": run_kernels,
-        "serving": run_serving,
         "calibration": run_calibration,
         "overlap": run_overlap,
         "glm": run_glm,
+        "serving": run_serving,
         "tests": run_tests,
     }
 )

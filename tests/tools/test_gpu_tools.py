@@ -36,6 +36,10 @@ TINY = ExpertSize(name="tiny", hidden_size=16, expert_size=8, rows=6, dtype=torc
 FINE = {"outcome": "passed", "about": "a part", "took_s": 1.0}
 
 
+def no_wait(limit_s: float) -> None:
+    """Nothing is compiled."""
+
+
 @pytest.fixture
 def calls() -> FakeCalls:
     return FakeCalls(Machine())
@@ -122,10 +126,10 @@ def test_a_part_that_hangs_is_ended_with_its_children() -> None:
 
 
 def test_what_cannot_run_is_not_run() -> None:
-    parts = run_parts(["tests"], {"pytest": "8", "pytest-asyncio": None}, time.monotonic() + 100)
+    parts = run_parts(["tests"], {"pytest": "8", "pytest-asyncio": None}, time.monotonic() + 100, no_wait)
     assert parts["tests"]["outcome"] == "not run"
     assert "pytest-asyncio, hypothesis, triton" in parts["tests"]["why"]
-    late = run_parts(["device"], {}, time.monotonic() - 1)
+    late = run_parts(["device"], {}, time.monotonic() - 1, no_wait)
     assert late["device"]["why"] == "no time was left"
 
 

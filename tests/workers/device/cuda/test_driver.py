@@ -117,6 +117,22 @@ def test_peer_access_twice_is_no_mistake() -> None:
     assert len(calls.named("cuCtxEnablePeerAccess")) == 1
 
 
+def test_a_host_function_is_enqueued_by_the_library_itself() -> None:
+    calls = FakeCalls()
+    asked: list[tuple[int, int, int]] = []
+
+    def launch(stream: int, function: int, argument: int) -> int:
+        asked.append((stream, function, argument))
+        return 0 if len(asked) == 1 else 400
+
+    driver = Driver(calls, launch=launch)
+    driver.call(1, 2, 3)
+    assert asked == [(1, 2, 3)]
+    with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_HANDLE"):
+        driver.call(1, 2, 3)
+    assert calls.named("cuLaunchHostFunc") == []
+
+
 CALLS: dict[str, Callable[[Driver], object]] = {
     "cuDeviceGetCount": lambda d: d.device_count(),
     "cuDeviceGet": lambda d: d.device_name(0),
