@@ -34,6 +34,7 @@ from afore.workers.experts import Store
 from afore.workers.ffn_world import load_from_checkpoint
 from afore.workers.group.hosted import HostedGroup
 from afore.workers.group.shared import AttentionPeer
+from afore.workers.partition import compile_partition
 from afore.workers.sequencer import MakeCompute
 from afore.workers.staging import Staging
 from afore.workers.store_shape import StoreShape
@@ -74,6 +75,7 @@ class CudaFfn:
     ) -> None:
         """``process``: this one's number, where several are played in one. Raises ``ConfigError``, ``CudaError``."""
         check_tile(config.planner.tile_tokens)
+        compile_partition()  # plans are checked on the host, and pairs are counted there for the feedback
         self._config = config
         self._driver = driver
         self._ordinal = ordinal
