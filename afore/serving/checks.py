@@ -23,8 +23,6 @@ from afore.scheduler.warm_start import warm_copies
 from afore.serving.door import request_limits
 from afore.serving.spec import checkpoint_path
 from afore.transport.layouts import layouts_for
-from afore.workers.device.cuda.kernels import check_tile, triton_implementation
-from afore.workers.device.cuda.probe import find_gpus, gpu_of
 from afore.workers.kv_layout import kv_layout
 
 SHARED_MEMORY = "/dev/shm"
@@ -60,6 +58,10 @@ def check_gpus(config: RunConfig) -> None:
 
     Raises ``HostError``, ``ConfigError``.
     """
+    # Only here: nobody else needs the GPU's modules.
+    from afore.workers.device.cuda.kernels import check_tile, triton_implementation
+    from afore.workers.device.cuda.probe import find_gpus, gpu_of
+
     found = find_gpus()
     check_tile(config.planner.tile_tokens)
     for rank in range(config.topology.ffn):
@@ -144,7 +146,7 @@ def check_shared_memory(config: RunConfig) -> None:
         layouts = layouts_for(config, checkpoint.spec)
     needed = (
         topology.attention * (budget.attention_kv + layouts.exchange.nbytes)
-        + sum(budget.ffn_weights_N)
+        + (0 if config.device.name == "cuda" else sum(budget.ffn_weights_N))
         + layouts.mailbox.nbytes
         + layouts.ring.nbytes
         + layouts.feedback.nbytes
