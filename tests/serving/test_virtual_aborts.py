@@ -133,7 +133,7 @@ def test_inputs_that_come_just_as_they_are_reported_missing_change_no_token() ->
     assert ran_on_some > 0
 
 
-@pytest.mark.parametrize("policy", ["static", "afore-no-overlap", "afore-reactive"])
+@pytest.mark.parametrize("policy", ["static", "afore-no-overlap", "afore-reactive", "lina", "libra"])
 def test_other_policies_survive_aborts(policy: str) -> None:
     requests = asks(6, 4)
     weather = Stalls({(0, 3): 1.5 * TARGET_US, (1, 7): 1.2 * TARGET_US, (1, 15): 2.0 * TARGET_US})
