@@ -67,6 +67,10 @@ class Outlet:
         """The target's demand is complete and planned on now: a replay hands it over at this point of what happens."""
         self._note("asked", target.word())
 
+    def note_predicted(self, target: Target) -> None:
+        """The target's prediction is taken now, likewise."""
+        self._note("predicted", target.word())
+
     async def room(self) -> None:
         """Returns once the ring has room. Raises ``PeerLost`` for a reader that stands still past its lease."""
         while not self.publisher.room():

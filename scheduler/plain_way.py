@@ -95,6 +95,7 @@ class PlainWay:
         """Attention workers predict ``complete.demand_E`` of a target that is still to come."""
         if self._under_way.is_given_up(complete.target):
             return
+        self._outlet.note_predicted(complete.target)
         self._forget_refused()
         now_ns = self._clock.now_ns()
         actions = self._answers.to("on_prediction", complete, complete.target, complete.demand_E, now_ns / 1e3)

@@ -116,8 +116,8 @@ def _line(kind: str, _: int, *rest: Any) -> str:
         return f"{'receive' if way == 'in' else 'send':<9}{message.get('@')} channel {channel} ({peer}): {fields}"
     if kind == "entry":
         return f"entry    {rest[0]}, {len(rest[1])} bytes"
-    if kind == "asked":
-        return f"asked    {Target.from_word(rest[0])}"
+    if kind in ("asked", "predicted"):
+        return f"{kind:<8} {Target.from_word(rest[0])}"
     if kind == "region":
         return f"region   {rest[0]}: {', '.join(f'{key[2]} at {key[1]}' for key in rest[1])}"
     return f"{kind:<9}{', '.join(map(str, rest))}"

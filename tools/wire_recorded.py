@@ -39,12 +39,14 @@ class Recorded:
 
     address: str
     did: list[tuple[str, int, Any]] = field(default_factory=list)
-    """(kind, t_ns, what) in the scheduler's order: ``in`` and ``out`` (a message), ``asked`` (a target word), ``heard`` (records of
-    each worker)."""
+    """(kind, t_ns, what) in the scheduler's order: ``in`` and ``out`` (a message), ``asked`` and ``predicted`` (a target word),
+    ``heard`` (records of each worker)."""
     entries: dict[int, bytes] = field(default_factory=dict)
     """By sequence."""
     vectors: dict[int, list[Write]] = field(default_factory=lambda: defaultdict(list))
     """Demand, by target word."""
+    predictions: dict[int, list[Write]] = field(default_factory=lambda: defaultdict(list))
+    """Predicted demand, likewise."""
     feedback: dict[int, dict[int, Write]] = field(default_factory=lambda: defaultdict(dict))
     """By worker and number."""
     others: deque[Write] = field(default_factory=deque)
@@ -59,12 +61,20 @@ class Recorded:
     @property
     def writes(self) -> int:
         """One-sided writes."""
-        return sum(map(len, (*self.vectors.values(), *self.feedback.values(), self.others)))
+        return sum(map(len, (*self.vectors.values(), *self.predictions.values(), *self.feedback.values(), self.others)))
 
     def demand(self, target: int, t_ns: int) -> list[Write]:
         """The vectors that the target was planned on at ``t_ns``: the last of each source (an aborted step is announced anew)."""
-        last = {DEMAND_HEADER.unpack_from(one.data)[_SOURCE]: one for one in self.vectors[target] if one.t_ns <= t_ns}
-        return [last[source] for source in sorted(last)]
+        return _last_of_each(self.vectors[target], t_ns)
+
+    def predicted(self, target: int, t_ns: int) -> list[Write]:
+        """The predictions of the target that were taken at ``t_ns``."""
+        return _last_of_each(self.predictions[target], t_ns)
+
+
+def _last_of_each(vectors: list[Write], t_ns: int) -> list[Write]:
+    last = {DEMAND_HEADER.unpack_from(one.data)[_SOURCE]: one for one in vectors if one.t_ns <= t_ns}
+    return [last[source] for source in sorted(last)]
 
 
 def read_directory(directory: Path) -> Recorded:
@@ -88,7 +98,7 @@ def read_directory(directory: Path) -> Recorded:
         elif kind == "message":
             way, _, _, message = rest
             found.did.append((way, t_ns, message))
-        elif kind in ("asked", "heard"):
+        elif kind in ("asked", "predicted", "heard"):
             found.did.append((kind, t_ns, rest[0]))
         elif kind == "entry":
             found.entries[rest[0]] = rest[1]
@@ -110,8 +120,9 @@ def read_directory(directory: Path) -> Recorded:
 
 
 def _sort_in(found: Recorded, write: Write) -> None:
-    if write.label == "mailbox" and len(write.data) >= DEMAND_HEADER.nbytes:
-        found.vectors[DEMAND_HEADER.unpack_from(write.data)[_TARGET]].append(write)
+    if write.label in ("mailbox", "predictions") and len(write.data) >= DEMAND_HEADER.nbytes:
+        vectors = found.vectors if write.label == "mailbox" else found.predictions
+        vectors[DEMAND_HEADER.unpack_from(write.data)[_TARGET]].append(write)
     elif write.label == "feedback" and len(write.data) >= FEEDBACK.nbytes:
         fields = FEEDBACK.unpack_from(write.data)
         found.feedback[fields[_WORKER]][fields[_NUMBER]] = write

@@ -2,7 +2,8 @@
 
 Everything comes in the order in which the recorded scheduler took it, which is more than the order in which it was sent: what a
 plan costs is learned from the feedback that was heard before it, and how much that was is chance. So each feedback record is
-written where the recording says ``heard``, a target's vectors where it says ``asked``, a message where it was received.
+written where the recording says ``heard``, a target's vectors where it says ``asked`` (``predicted``), a message where it was
+received.
 
 What is not played: what others changed in its memory without a write (cursors and verdicts of FFN workers that map the ring);
 stand-ins read every entry at once and accept it. So a run with refusals, or one that waited for a slow reader, is not repeated.
@@ -174,6 +175,9 @@ class _Replay:
                     await self._write(self._recorded.others.popleft())
                 if kind == "asked":
                     for write in self._recorded.demand(what, t_ns):
+                        await self._write(write)
+                elif kind == "predicted":
+                    for write in self._recorded.predicted(what, t_ns):
                         await self._write(write)
                 elif kind == "heard":
                     await self._tell(what)
