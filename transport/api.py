@@ -6,7 +6,7 @@ Promises, the same for every fabric and held by one conformance suite (``tests/t
 - every await takes a deadline and ends in a typed error, never a hang, never a dead process; ``None`` is for idle waits of a
   service, which end when the region or channel is closed;
 - cancellation propagates and leaves a link usable or closed, nothing between;
-- nothing spins under the GIL;
+- nothing spins under the GIL: readers sleep on a descriptor, at once or after a bounded while of turns of the event loop;
 - a new epoch means new regions and keys.
 """
 

@@ -61,7 +61,7 @@ class ShmFabric:
         except BaseException:
             os.close(self._doorbell_fd)
             raise
-        self._loop.add_reader(self._doorbell_fd, self._on_doorbell)
+        self._loop.add_reader(self._doorbell_fd, self._look)
 
     @classmethod
     def create(cls, run_id: str, label: str) -> ShmFabric:
@@ -171,20 +171,17 @@ class ShmFabric:
     # Notifications
 
     def _look(self) -> None:
-        """Takes what every link has published, and wakes the readers of what came."""
+        """Takes what every link has published, and wakes the readers of what came; rung by writers, or asked for."""
+        try:  # noqa: SIM105 (a context manager would cost more than the system call)
+            os.eventfd_read(self._doorbell_fd)
+        except BlockingIOError:
+            pass  # nobody rang, or somebody else who holds the doorbell has read it
         for link in self._inbound:
             try:
                 link.deliver()
             except WireError:
                 self.refusals["WireError"] += 1
                 link.close()
-
-    def _on_doorbell(self) -> None:
-        try:  # noqa: SIM105 (a context manager would cost more than the system call)
-            os.eventfd_read(self._doorbell_fd)
-        except BlockingIOError:
-            pass  # somebody who holds the doorbell has read it
-        self._look()
 
     # Links
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from afore.core.errors import RegionRevoked
-from afore.transport.api import Notification, RegionKey
+from afore.transport.api import RegionKey
 from afore.transport.idle import Idle
 from afore.transport.queues import Inbox
 from afore.transport.shm_segments import Mapping, Segment
@@ -30,6 +29,8 @@ class ShmRegion:
         self._label = label
         self._forget = forget
         self.inbox = Inbox(key.address, label, look=look, idle=idle)
+        self.notified = self.inbox.take
+        """As ``Region``: the inbox's own coroutine, for each frame counts on the way of a wake-up."""
 
     @property
     def key(self) -> RegionKey:
@@ -44,10 +45,6 @@ class ShmRegion:
         if not self._segment.open:
             raise RegionRevoked(self._key.address, f"region {self._label!r} is closed", "register a new one")
         return self._segment.view
-
-    def notified(self, *, timeout_us: float | None) -> Coroutine[Any, Any, list[Notification]]:
-        # The inbox's own coroutine: one frame less on the way of each wake-up.
-        return self.inbox.take(timeout_us)
 
     def close(self) -> None:
         if self._segment.open:

@@ -142,8 +142,8 @@ def draw(report: Mapping[str, Any], path: str) -> None:
         latency.plot(x, p50, "x" if way["peer"] else "o-", color=color, label=name, markersize=4)
         if not way["peer"]:
             latency.fill_between(x, p50, tail, color=color, alpha=0.12, linewidth=0)
-            rates = [found["stream"]["gb_per_second"] for found in sizes.values()]
-            throughput.plot(x, rates, "o-", color=color, label=name, markersize=4)
+            rates = {nbytes: found["stream"]["gb_per_second"] for nbytes, found in sizes.items() if nbytes}
+            throughput.plot(list(rates), list(rates.values()), "o-", color=color, label=name, markersize=4)
     latency.set(xscale="log", yscale="log", xlabel="bytes (0 shown at 1)", ylabel="one-way, µs: p50, shaded to p99.9")
     throughput.set(xscale="log", yscale="log", xlabel="bytes", ylabel="GB/s, messages that wait for no answer")
     latency.legend(fontsize="x-small")
