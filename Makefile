@@ -5,10 +5,12 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 # A terminal sees pip's progress bars; a log has one line for each stage.
 PIP     = if test -t 1; then quiet=; else quiet=--quiet; fi; $(BIN)/pip install $$quiet --disable-pip-version-check --constraint constraints.txt
+# Test files side by side: much of the suite waits for processes that it has started. 1 runs them one after another.
+WORKERS ?= 2
 # One OpenMP thread everywhere: a second one makes forked children hang in their first parallel region.
 export OMP_NUM_THREADS = 1
 
-.PHONY: run serve test softroce softbench lint types arrows wheel check doctor clean help
+.PHONY: run serve test softroce softroce-hosts softbench lint types arrows wheel check doctor clean help
 
 run: $(READY)  ## install, then answer the 32 bundled prompts and print the table
 	$(BIN)/python -m afore.launch --demo
@@ -17,15 +19,20 @@ serve: $(READY)  ## install, then start the default topology and stay up
 	$(BIN)/python -m afore.launch
 
 test: $(READY)  ## install, then run the test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m tests.kernels
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
-softroce: $(READY)  ## the fabrics' suite over RDMA verbs, both bindings, in a small virtual machine (Debian 12, root)
+softroce: $(READY)  ## RDMA on an emulated device: the fabrics' suite, then the model's tokens (Debian 12, root)
 	@$(PIP) --editable ".[rdma]"
-	tests/softroce/run $(abspath $(BIN))/python
+	tests/softroce/run $(abspath $(BIN))/python suite tokens
 
-softbench: $(READY)  ## the verbs fabric against its bindings' bare calls, in the same machine
+softroce-hosts: $(READY)  ## the model's tokens over RDMA between two emulated machines
 	@$(PIP) --editable ".[rdma]"
-	for api in pyverbs ibverbs; do PYTHONPATH=$(CURDIR) tests/softroce/vm -- $(abspath $(BIN))/python -m tests.softroce.bench --api $$api || exit; done
+	tests/softroce/run $(abspath $(BIN))/python hosts
+
+softbench: $(READY)  ## the verbs fabric against its bindings' bare calls, on the same emulated device
+	@$(PIP) --editable ".[rdma]"
+	tests/softroce/run $(abspath $(BIN))/python bench
 
 lint: $(READY)  ## style and formatting
 	$(BIN)/ruff check .
@@ -63,4 +70,4 @@ clean:  ## remove what the commands above made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache *.egg-info
 
 help:
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/'

@@ -11,6 +11,8 @@ from afore.scheduler.policies.base import Action, Assign, Copies, Policy
 from afore.scheduler.stats import RunStats
 
 _log = logging.getLogger(__name__)
+_AHEAD = ("on_prediction", "on_step_end")
+"""Events that may only be answered with copies."""
 
 
 class Answers:
@@ -40,14 +42,14 @@ class Answers:
                 problem,
             )
         self._stats.counters["policy_errors"] += 1
-        return [] if event == "on_step_end" else [Assign(complete.target, (), skipped=f"policy error: {problem}")]
+        return [] if event in _AHEAD else [Assign(complete.target, (), skipped=f"policy error: {problem}")]
 
     def _problem(self, actions: Sequence[object], target: Target, event: str, must_assign: bool) -> str:
         assigned = 0
         for action in actions:
             if isinstance(action, Assign):
                 assigned += 1
-                if action.target != target or event == "on_step_end":
+                if action.target != target or event in _AHEAD:
                     return f"it assigned {action.target}"
             elif not isinstance(action, Copies):
                 return f"it answered {type(action).__name__}, which is no action"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from afore.core.demand import DemandVector
 from afore.core.metrics import Loads
@@ -71,6 +72,7 @@ class HotPath:
         header = self._headers_L[0]
         E, N = int(header[layout.H_EXPERTS]), int(header[layout.H_WORKERS])
         self._num_experts = E
+        self._slots_shape = N, int(header[layout.H_SLOTS])
         self._most_copies = int(header[layout.H_COPY_CAP])
         self._num_attention = mailbox.layout.num_attention
         self._out = np.zeros(out_words(E, N, int(self._shape[W_VECTOR32])), np.int64)
@@ -124,6 +126,25 @@ class HotPath:
     def demand_E(self) -> DemandVector:
         """The demand [E] of the target that the last call published: what it was gathered in has been begun anew."""
         return self._out[OUT : OUT + self._num_experts].astype(np.int32)
+
+    def protected_NR(self) -> NDArray[np.bool_]:
+        """U_t that the last call planned with."""
+        N, R = self._slots_shape
+        return self._states_L[self._layer][2][: N * R].reshape(N, R).copy()
+
+    def planned(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """(shares [X, 4], copies [Y, 3]) that the last call planned."""
+        buffer, header = self._states_L[self._layer][0], self._headers_L[self._layer]
+        N, R = self._slots_shape
+        copies_at = layout.HEADER + self._num_experts + 3 * N * R
+        shares_at = copies_at + 3 * self._most_copies
+        shares_X4 = buffer[shares_at : shares_at + 4 * header[layout.H_SHARES]].reshape(-1, 4).copy()
+        return shares_X4, buffer[copies_at : copies_at + 3 * header[layout.H_COPIES]].reshape(-1, 3).copy()
+
+    @property
+    def start(self) -> int:
+        """When its copies start, as ring entries say it."""
+        return self._start
 
     def done(self) -> Done:
         """Figures of the target that the last call published."""

@@ -11,6 +11,7 @@ from afore.scheduler.hot_path import HotPath
 from afore.scheduler.outlet import Outlet, PlanTimes
 from afore.scheduler.plain_way import Hear, PlainWay, Report
 from afore.scheduler.policies.base import Policy
+from afore.scheduler.recorder import Recorder
 from afore.scheduler.stats import RunStats
 from afore.scheduler.under_way import UnderWay
 
@@ -32,6 +33,8 @@ class HotWay:
         hear: Hear,
         report: Report,
         watched: Callable[[], bool],
+        recorder: Recorder | None = None,
+        charge_us: float = 0.0,
     ) -> None:
         self._policy = policy
         self._hot = hot
@@ -45,6 +48,8 @@ class HotWay:
         self._hear = hear
         self._report = report
         self._watched = watched
+        self._recorder = recorder
+        self._charge_us = charge_us
 
     async def serves(self, microbatch: int) -> bool:
         """Takes what has come, and plans and publishes what that completes; False for a target that must go the plain way."""
@@ -62,6 +67,8 @@ class HotWay:
                 _note_accepted(state, state.missing_A.tolist(), self._clock.now_ns())
             if found == INCOMPLETE:
                 return True
+        if self._charge_us:
+            await self._clock.sleep_us(self._charge_us)
         await self._hear()
         if self._book.gathering(microbatch) is not state:
             return True
@@ -71,23 +78,30 @@ class HotWay:
             self._policy.reset_layer(layer)
         sequence = self._publisher.next_sequence
         began_ns = self._clock.now_ns()
+        if self._recorder is not None:
+            self._recorder.begin()
         found = hot.call(state, target, may_plan=True, stamp_ns=began_ns)
         if found == INCOMPLETE:
             return True
         if found == UNBOUND:
             self._stats.counters["plan_errors"] += 1
+            self._record(target, began_ns)
+            if self._recorder is not None:
+                self._recorder.withdrawn(target)
             self._policy.reset_layer(target.layer)
         if found != PUBLISHED:
             if self._tracer.enabled:
                 _note_accepted(state, state.missing_A.tolist(), began_ns)
             return False
         published_ns = self._clock.now_ns()
+        self._outlet.note_asked(target)
         self._book.passed(microbatch)
         self._under_way.add(sequence, target, state.tokens_A)
         await self._outlet.ring_bells(sequence)
         # From here on nobody waits; and the entry still stands, for the ring has more slots than targets can be under way.
         self._tracer.span("plan", target, start_ns, published_ns, sequence=sequence)
         done = hot.done()
+        self._record(target, began_ns)
         self._stats.counted(target.layer, done.loads, skipped=done.skipped)
         if self._tracer.enabled or self._watched():
             entry = self._outlet.ring.peek_entry(sequence)
@@ -103,6 +117,12 @@ class HotWay:
         if target.layer == self._num_layers - 1:
             await self._plain.step_ended(Complete(target, state.tokens_A, state.demand_E))
         return True
+
+    def _record(self, target: Target, began_ns: int) -> None:
+        """What the last call planned."""
+        hot = self._hot
+        if self._recorder is not None:
+            self._recorder.planned(target, hot.demand_E(), hot.planned(), hot.start, hot.protected_NR(), began_ns)
 
 
 def _note_accepted(state: Gathering, missing_A: Sequence[int], at_ns: int) -> None:

@@ -10,11 +10,13 @@ from afore.core.demand import DemandVector
 from afore.core.errors import PeerLost
 from afore.core.plan import PlanEntry
 from afore.core.record import record
+from afore.core.target import Target
 from afore.core.topology import FFN, member_name
 from afore.core.trace import Tracer
 from afore.scheduler.costs import Costs
 from afore.scheduler.publisher import Publisher
 from afore.transport.ring import RingWriter
+from afore.transport.session import Note, no_note
 
 ROOM_POLL_US = 200.0
 """How often a full ring is looked at again: it is full only when a reader stands still."""
@@ -49,15 +51,25 @@ class Outlet:
         ring: RingWriter,
         publisher: Publisher,
         ring_bells: Ring,
+        note: Note = no_note,
     ) -> None:
         self.clock = clock
         self.tracer = tracer
         self.ring = ring
         self.publisher = publisher
         self.ring_bells = ring_bells
+        self._note = note
         self._times = times
         self._policy = policy
         self._num_workers = num_workers
+
+    def note_asked(self, target: Target) -> None:
+        """The target's demand is complete and planned on now: a replay hands it over at this point of what happens."""
+        self._note("asked", target.word())
+
+    def note_predicted(self, target: Target) -> None:
+        """The target's prediction is taken now, likewise."""
+        self._note("predicted", target.word())
 
     async def room(self) -> None:
         """Returns once the ring has room. Raises ``PeerLost`` for a reader that stands still past its lease."""

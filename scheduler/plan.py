@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ AT_BOUND = "the replicas there are reach the bound"
 NONE_ALLOWED = "no copies are allowed: the budget or every worker's slots are 0"
 NO_SAFE_MOVE = "no expert may move to a safe slot of a lighter worker"
 NO_GAIN = "no copies would save more time than they cost"
+
+MOST_SLOTS: Final = 1 << 24
+"""Redundant slots of a layer. A planner keeps some words for each of them, at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,13 @@ class PlannerConfig:
             slots = tuple(_integer("slots_per_worker", value, 0) for value in slots)
         else:
             slots = _integer("slots_per_worker", slots, 0)
+        total = sum(slots) if isinstance(slots, tuple) else slots * self.num_workers
+        if total > MOST_SLOTS:
+            raise ConfigError(
+                "planner.slots_per_worker",
+                f"{total:,} redundant slots in a layer are over {MOST_SLOTS:,}",
+                "give fewer: no worker needs an expert twice",
+            )
         object.__setattr__(self, "slots_per_worker", slots)
         share = _share("compactness_share", self.compactness_share)
         object.__setattr__(self, "compactness_share", share)

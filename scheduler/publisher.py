@@ -99,15 +99,25 @@ class Publisher:
         self._publish(entry, bound)
         return entry
 
-    def copies(self, target: Target, layer: int, copies: Iterable[tuple[int, int, int]]) -> PlanEntry:
-        """Publishes copies ahead of any target of ``layer`` (a policy that predicts). ``target`` is what led to them."""
+    @property
+    def most_copies(self) -> int:
+        """Of one entry."""
+        return self._ring.layout.max_copies
+
+    def copies(
+        self, target: Target, layer: int, copies: Iterable[tuple[int, int, int]], start: CopyStart = CopyStart.NOW
+    ) -> PlanEntry:
+        """Publishes copies ahead of any target of ``layer`` (a policy that predicts). ``target`` is what led to them.
+
+        Those that start on arrival do so when all targets before this entry have had their turn.
+        """
         self._hear_verdicts()
         sequence = self._ring.sequence
         bound = self._bindings.table(layer)
         records = self._bind(bound, layer, copies, sequence)
         at_layer = Target(layer, target.microbatch, target.step)
         nobody_A = (0,) * self._ring.layout.num_attention
-        entry = self._entry(EntryKind.COPIES, at_layer, nobody_A, 0, (), records, CopyStart.NOW, cancels=-1)
+        entry = self._entry(EntryKind.COPIES, at_layer, nobody_A, 0, (), records, start, cancels=-1)
         self._publish(entry, bound)
         return entry
 

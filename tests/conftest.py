@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--require",
         action="append",
         default=[],
-        help="what this machine must have (namespaces): tests that need it fail where they would be skipped",
+        help="what this machine must have (namespaces, rdma): tests that need it fail where they would be skipped",
     )
     parser.addoption("--storm-seeds", type=int, default=1000, help="how many seeded storms the slot-safety stress runs")
     parser.addoption(

@@ -14,6 +14,7 @@ from afore.core.errors import ConfigError, HostError
 from afore.tools.doctor_check import MIB, Check, read_text
 from afore.transport.verbs.binding import APIS, MTU_BYTES, Binding, load_binding
 from afore.transport.verbs.choice import PathChoice, choose_path
+from afore.transport.verbs.numa import numa_distances, own_numa_node
 from afore.transport.verbs.table import DeviceEntry, PortEntry, read_table
 
 SYS: Final = Path("/sys")
@@ -41,7 +42,11 @@ def check_rdma(sys: Path = SYS) -> list[Check]:
 def choice(sys: Path = SYS) -> PathChoice | None:
     """What a verbs endpoint would use here by itself; none without a device. Raises ``HostError`` for none that works."""
     table = read_table(str(sys / "class/infiniband"))
-    return choose_path(table) if table else None
+    if not table:
+        return None
+    nodes = str(sys / "devices/system/node")
+    node = own_numa_node(root=nodes)
+    return choose_path(table, numa_node=node, distances=None if node is None else numa_distances(node, nodes))
 
 
 def check_choice(sys: Path = SYS) -> Check:

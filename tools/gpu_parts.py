@@ -23,7 +23,7 @@ import torch
 
 from afore.core.config import BatchOptions, CostOptions, DeviceOptions, PlannerOptions, RunConfig
 from afore.core.topology import Topology
-from afore.tools.calibrate import COPIES, TILES, calibrate, open_device, versions
+from afore.tools.calibrate.gpu import COPIES, TILES, calibrate, open_device, versions
 from afore.tools.gpu_bench import GLM_AIR, Bench, ExpertSize, Layer
 from afore.tools.gpu_exact import check_experts, check_partition
 from afore.tools.gpu_measure import copy_times, overlap, tile_times

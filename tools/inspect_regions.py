@@ -13,6 +13,7 @@ from afore.transport.records import CACHE_LINE, INPUT_HEADER, MIRROR_HEADER
 
 WRITERS = {
     "mailbox": "attention workers: demand vectors",
+    "predictions": "attention workers: predicted demand vectors",
     "feedback": "ffn workers: what targets cost",
     "bells": "scheduler, attention and ffn workers: notifications alone",
     "exchange": "its owner: inputs; ffn workers: replies",

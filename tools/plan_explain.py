@@ -46,13 +46,17 @@ def lines(told: Explanation, plus: Plan) -> Iterator[str]:
         yield "not done:"
         yield from (f"      {reason}" for reason in told.rejected)
     yield (
-        f"result: most loaded worker {plan.max_tiles} {unit} (bound {plan.bound_tiles}), {len(plan.copies)} copies, "
+        f"result: most loaded worker {plan.max_tiles} {unit} (bound {plan.bound_tiles}), {_copies(plan)}, "
         f"net gain {plan.gain_us:.1f} µs"
     )
     yield (
-        f"afore-plus, from the same state: {plus.max_tiles} {unit}, {len(plus.copies)} copies; existing replicas alone allow "
+        f"afore-plus, from the same state: {plus.max_tiles} {unit}, {_copies(plus)}; existing replicas alone allow "
         f"{plus.within_max_tiles}"
     )
+
+
+def _copies(plan: Plan) -> str:
+    return "1 copy" if len(plan.copies) == 1 else f"{len(plan.copies)} copies"
 
 
 def _what(move: Move) -> str:
@@ -98,7 +102,7 @@ def svg(told: Explanation) -> str:
     """Figure 1's bars: tiles by worker on primaries and as planned, with the bound."""
     panels: Sequence[tuple[str, list[int], str]] = (
         ("before: everything on primaries", told.base_N, "#b0563b"),
-        (f"after: {len(told.plan.copies)} copies", told.final_N, "#3b6fb0"),
+        (f"after: {_copies(told.plan)}", told.final_N, "#3b6fb0"),
     )
     N = len(told.base_N)
     bar, gap, height, left, top = max(6, min(36, 320 // N)), 4, 200, 44, 34

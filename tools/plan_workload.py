@@ -6,7 +6,6 @@ of the pairs, the most loaded of 8 workers 1.70 times the mean), then drawn with
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afore.core.errors import ConfigError
+from afore.scheduler.traces.calibrate import HOT_PART, SKEW, SKEW_WORKERS, bisect, hot_part, normal, skew
 
 EXPERTS, TOKENS, TOP_K, TILE_TOKENS = 128, 2048, 8, 64
-SKEW, SKEW_WORKERS = 1.70, 8
-"""The paper's mean of most loaded worker / mean (GLM-4.5-Air, 8 workers)."""
-TOP_PART = 0.244
-"""The paper's part of all pairs that goes to the eight hottest experts."""
 WINDOW_TOKENS = 256
 FILES = ("dsv2lite_esft_intent.npz", "dsv2lite_esft_summary.npz")
 """Per-token routing in text order: ``ids`` uint8 [tokens, 26 layers, 6] of 64 experts (DeepSeek-V2-Lite, deepseek-ai/ESFT, MIT)."""
@@ -40,11 +36,11 @@ class Workload:
 
     def top_part(self) -> float:
         """Part of the eight hottest experts, mean over targets."""
-        return _top(_normal(self.demands_XE.astype(np.float64)))
+        return hot_part(normal(self.demands_XE.astype(np.float64)))
 
     def skew(self, num_workers: int) -> float:
         """Mean over targets of most loaded worker / mean, on primaries, in pairs."""
-        return _skew(self.demands_XE.astype(np.float64), num_workers)
+        return float(skew(self.demands_XE.astype(np.float64), num_workers).mean())
 
 
 def pinned(directory: Path | None, *, targets: int = 200, seed: int = 2048) -> Workload:
@@ -104,8 +100,8 @@ def _calibrated(shares_XE: NDArray[np.float64], seed: int) -> tuple[NDArray[np.f
     The exponent sets the hottest experts' part. Then experts are put in order of their mean share blurred by noise: the less
     noise, the more hot ones share a worker.
     """
-    exponent = _bisect(lambda power: _top(_normal(shares_XE**power)) - TOP_PART, 0.05, 8.0)
-    shares_XE = _normal(shares_XE**exponent)
+    exponent = bisect(lambda power: hot_part(normal(shares_XE**power)) - HOT_PART, 0.05, 8.0, steps=50)
+    shares_XE = normal(shares_XE**exponent)
     heat_E = np.log(shares_XE.mean(axis=0) + 1e-9)  # an expert that is never chosen is coldest
     noise_E = np.random.default_rng(seed + 2).normal(size=EXPERTS) * heat_E.std()
 
@@ -113,30 +109,8 @@ def _calibrated(shares_XE: NDArray[np.float64], seed: int) -> tuple[NDArray[np.f
         return shares_XE[:, np.argsort(-(heat_E + blur * noise_E), kind="stable")]
 
     # The skew falls with the blur in steps, not evenly: the nearest of a grid.
-    blur = min(np.linspace(0.0, 4.0, 401).tolist(), key=lambda blur: abs(_skew(ordered(blur), SKEW_WORKERS) - SKEW))
+    blur = min(
+        np.linspace(0.0, 4.0, 401).tolist(),
+        key=lambda blur: abs(float(skew(ordered(blur), SKEW_WORKERS).mean()) - SKEW),
+    )
     return ordered(blur), exponent, blur
-
-
-def _normal(shares_XE: NDArray[np.float64]) -> NDArray[np.float64]:
-    normal_XE: NDArray[np.float64] = shares_XE / shares_XE.sum(axis=1, keepdims=True)
-    return normal_XE
-
-
-def _top(shares_XE: NDArray[np.float64]) -> float:
-    return float(np.sort(shares_XE, axis=1)[:, -8:].sum(axis=1).mean())
-
-
-def _skew(shares_XE: NDArray[np.float64], num_workers: int) -> float:
-    loads_XN = shares_XE.reshape(len(shares_XE), num_workers, -1).sum(axis=2)
-    return float((loads_XN.max(axis=1) / loads_XN.mean(axis=1)).mean())
-
-
-def _bisect(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function that rises crosses zero, as near as its steps allow."""
-    for _ in range(50):
-        middle = (low + high) / 2
-        if rising(middle) < 0:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from afore.core.errors import AforeError, ConfigError
+from afore.core.errors import AforeError
+from afore.core.target import Target
 from afore.tools.ending import end_with
 from afore.tools.printable import printable
 from afore.transport.api import Lane
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _record(options.directory, options.arguments)
         if options.command == "show":
             return _show(options.file, options.json)
-        return _replay(options.directory, options.output, options.latency_us, options.json)
+        return _replay(options.directory, options.output, options.json)
     except AforeError as error:
         print(f"wire: {error}", file=sys.stderr)
         return 2
@@ -69,9 +70,6 @@ def _parser() -> argparse.ArgumentParser:
     replaying.add_argument("directory", type=Path, metavar="DIR", help="directory that was given to record")
     replaying.add_argument(
         "--output", type=Path, metavar="DIR", help="keep the recording of the replay there (default: nowhere)"
-    )
-    replaying.add_argument(
-        "--latency-us", type=float, default=0.0, metavar="US", help="how long after they were made writes arrive"
     )
     for command in (showing, replaying):
         command.add_argument("--json", action="store_true", help="for programs")
@@ -118,21 +116,22 @@ def _line(kind: str, _: int, *rest: Any) -> str:
         return f"{'receive' if way == 'in' else 'send':<9}{message.get('@')} channel {channel} ({peer}): {fields}"
     if kind == "entry":
         return f"entry    {rest[0]}, {len(rest[1])} bytes"
+    if kind in ("asked", "predicted"):
+        return f"{kind:<8} {Target.from_word(rest[0])}"
     if kind == "region":
         return f"region   {rest[0]}: {', '.join(f'{key[2]} at {key[1]}' for key in rest[1])}"
     return f"{kind:<9}{', '.join(map(str, rest))}"
 
 
-def _replay(directory: Path, output: Path | None, latency_us: float, as_json: bool) -> int:
+def _replay(directory: Path, output: Path | None, as_json: bool) -> int:
     # Only here: a role's world brings torch.
     from afore.serving.roles import RealWorld
-    from afore.tools.wire_replay import read_directory, replay
+    from afore.tools.wire_recorded import read_directory
+    from afore.tools.wire_replay import replay
 
-    if not 0 <= latency_us < 1e9:
-        raise ConfigError("--latency-us", f"{latency_us:g} is no duration", "give 0 or more microseconds")
     recorded = read_directory(directory)
     with tempfile.TemporaryDirectory(prefix="afore-wire-") as scratch:
-        found = replay(recorded, RealWorld(), output or Path(scratch), latency_us=latency_us)
+        found = replay(recorded, RealWorld(), output or Path(scratch))
     shown = {field.name: getattr(found, field.name) for field in dataclasses.fields(found) if field.name != "entries"}
     if as_json:
         print(json.dumps({"same": found.same, **shown}))

@@ -1,9 +1,12 @@
 """Plays back to a fresh scheduler what its peers sent it, in virtual time: announcements, demand vectors, feedback.
 
-What is played: every message that the hub sent to it, in order and at its time, never before the role has answered as it had
-when it was recorded; every one-sided write into its regions, at the time at which its writer made it. What is not: what others
-changed in its memory without a write (cursors and verdicts of FFN workers that map the ring); stand-ins read every entry at once
-and accept it. So a run with refusals, or one that waited for a slow reader, is not repeated; nor is one on several nodes.
+Everything comes in the order in which the recorded scheduler took it, which is more than the order in which it was sent: what a
+plan costs is learned from the feedback that was heard before it, and how much that was is chance. So each feedback record is
+written where the recording says ``heard``, a target's vectors where it says ``asked`` (``predicted``), a message where it was
+received.
+
+What is not played: what others changed in its memory without a write (cursors and verdicts of FFN workers that map the ring);
+stand-ins read every entry at once and accept it. So a run with refusals, or one that waited for a slow reader, is not repeated.
 """
 
 from __future__ import annotations
@@ -12,48 +15,33 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from afore.core import control
 from afore.core.clock import LoopClock, deadline
-from afore.core.errors import AforeError, ConfigError, TransportError
+from afore.core.errors import ConfigError, TransportError
 from afore.core.messages import from_wire, to_wire
 from afore.core.plan import Verdict
-from afore.core.topology import FFN, SCHEDULER, member_name
+from afore.core.topology import FFN, SCHEDULER
 from afore.core.trace import Tracer
 from afore.scheduler import role as scheduler_role
 from afore.scheduler.role import SchedulerWorld
 from afore.testing import run_virtual
+from afore.tools.wire_recorded import MEMBER, Recorded, Write
 from afore.transport.api import Channel, Lane, Link, RegionKey
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
 from afore.transport.recording import RecordingFabric
 from afore.transport.ring import RingReader
 from afore.transport.ring_layout import read_header
-from afore.transport.routed_names import is_routed
 from afore.transport.session import HubSession, RoleContext
 from afore.transport.wire_file import SUFFIX, WireFile
 
-MEMBER = member_name(SCHEDULER, 0)
 HUB_ADDRESS = "hub"
 SETTLE_US = 2e6
 """Virtual time after the last event in which plans may still come."""
 STEP_US = 60e6
-
-
-@dataclass(slots=True)
-class Recorded:
-    """What the files of a run say about its scheduler."""
-
-    address: str
-    messages: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
-    """(t_ns, "in" or "out", message) of its channel to the hub, in order."""
-    writes: list[tuple[int, str, int, str, int, bytes, int | None]] = field(default_factory=list)
-    """(t_ns, writer, lane, label, offset, data, notify) into its regions, by time."""
-    entries: dict[int, bytes] = field(default_factory=dict)
-    """By sequence."""
-    problems: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,53 +64,14 @@ class Replayed:
         return self.identical == self.recorded
 
 
-def read_directory(directory: Path) -> Recorded:
-    """Gathers what went to the scheduler. Raises ``ConfigError`` where its own file is missing or cannot be used."""
-    paths = sorted(directory.glob(f"*{SUFFIX}")) if directory.is_dir() else []
-    by_member = {file.member: file for file in map(WireFile, paths)}
-    if MEMBER not in by_member:
-        names = ", ".join(by_member) or "none"
-        raise ConfigError(
-            str(directory), f"has no recording of {MEMBER} (of: {names})", "record with --record-wire DIR"
-        )
-    own = by_member[MEMBER]
-    found = Recorded(own.address)
-    labels: dict[tuple[str, int], str] = {}
-    for kind, t_ns, *rest in own.records():
-        if kind == "region":
-            label, keys = rest
-            labels.update({(address, region): label for _, address, region, _, _ in keys})
-        elif kind == "message":
-            way, _, _, message = rest
-            found.messages.append((t_ns, way, message))
-        elif kind == "entry":
-            found.entries[rest[0]] = rest[1]
-        elif kind == "end" and rest[1]:
-            found.problems.append(f"{own.path.name}: {rest[1]} records were dropped")
-    for file in by_member.values():
-        for kind, t_ns, *rest in file.records():
-            if kind == "write":
-                _, lane, address, region, offset, data, _, notify = rest
-                label = labels.get((address, region))
-                if label is not None and data is not None:
-                    found.writes.append((t_ns, file.member, lane, label, offset, data, notify))
-        if file.torn:
-            found.problems.append(f"{file.path.name}: ends within a record; what its role wrote last is missing")
-    found.writes.sort(key=lambda write: write[0])
-    if is_routed(own.address):
-        raise ConfigError(str(directory), "was recorded on several nodes", "replay takes a cluster of one node")
-    return found
-
-
-def replay(recorded: Recorded, world: SchedulerWorld, output: Path, *, latency_us: float = 0.0) -> Replayed:
+def replay(recorded: Recorded, world: SchedulerWorld, output: Path) -> Replayed:
     """Runs a fresh scheduler on it in virtual time, recorded into ``output`` in turn.
 
-    ``latency_us``: how long after they were made writes arrive. Raises ``ConfigError`` for a recording without a whole start,
-    ``AforeError`` for what ends the role.
+    Raises ``ConfigError`` for a recording without a whole start, ``AforeError`` for what ends the role.
     """
 
     async def main() -> None:
-        await _Replay(recorded, world, output, latency_us).run()
+        await _Replay(recorded, world, output).run()
 
     run_virtual(main)
     again = WireFile(output / f"{MEMBER}{SUFFIX}")
@@ -133,8 +82,8 @@ def replay(recorded: Recorded, world: SchedulerWorld, output: Path, *, latency_u
         replayed=len(entries),
         identical=len(recorded.entries) - len(different),
         first_difference=different[0] if different else None,
-        messages=len(recorded.messages),
-        writes=len(recorded.writes),
+        messages=recorded.messages,
+        writes=recorded.writes,
         entries=entries,
         problems=recorded.problems,
     )
@@ -143,10 +92,9 @@ def replay(recorded: Recorded, world: SchedulerWorld, output: Path, *, latency_u
 class _Replay:
     """One replay: the hub and the FFN workers as stand-ins, the scheduler itself."""
 
-    def __init__(self, recorded: Recorded, world: SchedulerWorld, output: Path, latency_us: float) -> None:
+    def __init__(self, recorded: Recorded, world: SchedulerWorld, output: Path) -> None:
         self._recorded = recorded
         self._world = world
-        self._latency_ns = int(latency_us * 1e3)
         self._clock = LoopClock(asyncio.get_running_loop())
         self._network = LoopbackNetwork(self._clock)
         self._fabric = RecordingFabric(
@@ -155,11 +103,13 @@ class _Replay:
         self._hub = LoopbackFabric(self._network, "the hub of a replay")
         self._peers: dict[tuple[str, int], LoopbackFabric] = {}
         self._said: list[control.Message] = []
-        self._heard = asyncio.Condition()
+        self._spoke = asyncio.Condition()
         self._own: dict[str, RegionKey] = {}
         self._epoch = 0
         self._readers: list[asyncio.Task[None]] = []
         self._links: dict[tuple[str, int], Link] = {}
+        self._heard_N: list[int] = []
+        """Feedback records of each worker that have been written."""
 
     async def run(self) -> None:
         over = asyncio.get_running_loop().create_future()
@@ -203,6 +153,7 @@ class _Replay:
                     fabric=self._fabric,
                     hub=session,
                     tracer=Tracer(MEMBER, self._clock, None),
+                    note=self._fabric.log.add,
                 ),
                 self._world,
             )
@@ -213,31 +164,28 @@ class _Replay:
 
     async def _play(self, channel: Channel) -> None:
         listening = asyncio.create_task(self._listen(channel), name="what the role says")
-        said_before = 0
-        start_ns = self._clock.now_ns()
-        base_ns: int | None = None
         try:
-            for event in self._events():
-                if event[0] == "out":
-                    said_before += 1
-                    continue
-                if base_ns is not None:
-                    due_ns = start_ns + event[1] - base_ns
-                    await self._clock.sleep_us(max(0, due_ns - self._clock.now_ns()) / 1e3)
-                if event[0] == "write":
-                    await self._write(*event[2])
-                    continue
-                message = from_wire(event[2])
-                if base_ns is None:
-                    await self._until_said(said_before)
-                    message = self._rewritten(message)
-                if isinstance(message, control.Stop):
-                    break
-                await channel.send(to_wire(message), timeout_us=STEP_US)
-                if isinstance(message, control.Serve):
-                    base_ns, start_ns = event[1], self._clock.now_ns()
-            if base_ns is None:
-                raise ConfigError("recording", "it ends before the cluster served", "record a run that does")
+            events = iter(self._recorded.did)
+            served_ns = await self._join(channel, events)
+            start_ns = self._clock.now_ns()
+            for kind, t_ns, what in events:
+                # At its time; and once all has come to rest that the event before it set off.
+                await self._clock.sleep_us(max(1_000, start_ns + t_ns - served_ns - self._clock.now_ns()) / 1e3)
+                while self._recorded.others and self._recorded.others[0].t_ns <= t_ns:
+                    await self._write(self._recorded.others.popleft())
+                if kind == "asked":
+                    for write in self._recorded.demand(what, t_ns):
+                        await self._write(write)
+                elif kind == "predicted":
+                    for write in self._recorded.predicted(what, t_ns):
+                        await self._write(write)
+                elif kind == "heard":
+                    await self._tell(what)
+                elif kind == "in":
+                    message = from_wire(what)
+                    if isinstance(message, control.Stop):
+                        break
+                    await channel.send(to_wire(message), timeout_us=STEP_US)
             await self._clock.sleep_us(SETTLE_US)
             with contextlib.suppress(TransportError):
                 await channel.send(to_wire(control.Stop("the replay is over")), timeout_us=STEP_US)
@@ -245,23 +193,29 @@ class _Replay:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
 
-    def _events(self) -> Iterator[tuple[str, int, Any]]:
-        """Messages in their order; writes between them by time, once the cluster serves."""
-        late_ns = self._latency_ns
-        writes = iter([("write", write[0] + late_ns, write[1:]) for write in self._recorded.writes])
-        write = next(writes, None)
-        serving = False
-        for t_ns, way, message in self._recorded.messages:
-            while serving and write is not None and write[1] <= t_ns:
-                yield write
-                write = next(writes, None)
-            yield way, t_ns, message
-            serving = serving or (way == "in" and message.get("@") == "Serve")
-            if way == "in" and message.get("@") == "Stop":
-                return
-        while write is not None:
-            yield write
-            write = next(writes, None)
+    async def _join(self, channel: Channel, events: Iterator[tuple[str, int, Any]]) -> int:
+        """Every message up to the one that the cluster serves, each when the role has said what it had said before; its time."""
+        said_before = 0
+        for kind, t_ns, what in events:
+            if kind == "out":
+                said_before += 1
+            elif kind == "in":
+                await self._until_said(said_before)
+                message = self._rewritten(from_wire(what))
+                await channel.send(to_wire(message), timeout_us=STEP_US)
+                if isinstance(message, control.Serve):
+                    return t_ns
+        raise ConfigError("recording", "it ends before the cluster served", "record a run that does")
+
+    async def _tell(self, heard_N: list[int]) -> None:
+        """Writes the feedback that was heard: by worker, then in order, as the scheduler takes it."""
+        self._heard_N += [0] * (len(heard_N) - len(self._heard_N))
+        for worker, heard in enumerate(heard_N):
+            for number in range(self._heard_N[worker] + 1, heard + 1):
+                # One that is not there was overwritten or never landed: the scheduler counted it as lost.
+                if (write := self._recorded.feedback[worker].get(number)) is not None:
+                    await self._write(write)
+            self._heard_N[worker] = heard
 
     async def _listen(self, channel: Channel) -> None:
         with contextlib.suppress(TransportError):
@@ -272,13 +226,13 @@ class _Replay:
                         key.label: RegionKey(key.fabric, key.address, key.region, key.nbytes, key.token)
                         for key in message.keys
                     }
-                async with self._heard:
+                async with self._spoke:
                     self._said.append(message)
-                    self._heard.notify_all()
+                    self._spoke.notify_all()
 
     async def _until_said(self, count: int) -> None:
-        async with deadline(STEP_US, peer=MEMBER, operation=f"saying {count} messages as it had"), self._heard:
-            await self._heard.wait_for(lambda: len(self._said) >= count)
+        async with deadline(STEP_US, peer=MEMBER, operation=f"saying {count} messages as it had"), self._spoke:
+            await self._spoke.wait_for(lambda: len(self._said) >= count)
 
     def _rewritten(self, message: control.Message) -> control.Message:
         """The directory with the regions of this replay: keys of a run are those of its memory."""
@@ -322,21 +276,17 @@ class _Replay:
                     reader.store_verdict(reader.sequence, Verdict.ACCEPTED)
                     reader.advance(self._clock.now_ns())
 
-    async def _write(self, writer: str, lane: int, label: str, offset: int, data: bytes, notify: int | None) -> None:
-        role, _, rank = writer.rpartition("-")
+    async def _write(self, write: Write) -> None:
+        role, _, rank = write.writer.rpartition("-")
         fabric = self._peers.get((role, int(rank) if rank.isdecimal() else -1))
         if fabric is None:
-            raise ConfigError("recording", f"{writer} wrote, and is no member of the epoch", "record a whole run")
-        link = self._links.get((writer, lane))
+            raise ConfigError("recording", f"{write.writer} wrote, and is no member of the epoch", "record a whole run")
+        link = self._links.get((write.writer, write.lane))
         if link is None:
-            link = self._links[writer, lane] = await fabric.connect(
-                self._recorded.address, Lane(lane), timeout_us=STEP_US
-            )
-        await link.write(self._own[label], offset, data, notify=notify, timeout_us=STEP_US)
+            link = await fabric.connect(self._recorded.address, Lane(write.lane), timeout_us=STEP_US)
+            self._links[write.writer, write.lane] = link
+        await link.write(self._own[write.label], write.offset, write.data, notify=write.notify, timeout_us=STEP_US)
 
 
 def _labelled(label: str, key: RegionKey) -> control.LabelledKey:
     return control.LabelledKey(label, key.fabric, key.address, key.region, key.nbytes, key.token)
-
-
-__all__ = ["AforeError", "Recorded", "Replayed", "read_directory", "replay"]

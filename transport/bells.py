@@ -38,10 +38,12 @@ class BellKind(enum.IntEnum):
     """A prefill worker wrote the last block of a request; the request's slot."""
     PASSED = 8
     """An FFN worker has passed an aborted sequence; its low bits."""
+    PREDICTION = 9
+    """An attention worker's prediction of a microbatch's next target is there; (microbatch, attention)."""
 
 
 _KINDS = {int(kind): kind for kind in BellKind}
-_PAIRS = frozenset({BellKind.INPUTS, BellKind.REPLY, BellKind.DEMAND})
+_PAIRS = frozenset({BellKind.INPUTS, BellKind.REPLY, BellKind.DEMAND, BellKind.PREDICTION})
 _SEQUENCES = frozenset({BellKind.PLAN, BellKind.VERDICTS, BellKind.PASSED})
 
 
@@ -54,13 +56,13 @@ class Bell:
 
     @property
     def microbatch(self) -> int:
-        """Of INPUTS, REPLY and DEMAND."""
+        """Of INPUTS, REPLY, DEMAND and PREDICTION."""
         assert self.kind in _PAIRS
         return self.value >> RANK_BITS
 
     @property
     def rank(self) -> int:
-        """The worker of INPUTS, REPLY, DEMAND (low bits) and FEEDBACK."""
+        """The worker of INPUTS, REPLY, DEMAND, PREDICTION (low bits) and FEEDBACK."""
         assert self.kind in _PAIRS or self.kind is BellKind.FEEDBACK
         return self.value & _RANK_MASK
 
@@ -118,6 +120,11 @@ def INPUTS(attention: int, microbatch: int) -> int:
 def DEMAND(attention: int, microbatch: int) -> int:
     """Attention -> scheduler: its demand vector of the microbatch is there."""
     return _pair(BellKind.DEMAND, microbatch, attention)
+
+
+def PREDICTION(attention: int, microbatch: int) -> int:
+    """Attention -> scheduler: its prediction of the microbatch's next target is there."""
+    return _pair(BellKind.PREDICTION, microbatch, attention)
 
 
 def REPLY(microbatch: int, worker: int) -> int:

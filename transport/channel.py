@@ -8,12 +8,13 @@ the limits.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import struct
 from collections.abc import Callable
 from typing import cast
 
-from afore.core.errors import LinkClosed, PeerLost, TransportError, WireError
+from afore.core.errors import LinkClosed, PeerLost, PeerUnreachable, TransportError, WireError
 from afore.transport.codec import MESSAGE_LIMIT, decode_message, encode_message
 from afore.transport.queues import Arrivals, Turnstile
 
@@ -22,6 +23,8 @@ UNREAD_LIMIT = 256 << 10
 """Bytes of unread messages at which the socket is no longer read."""
 UNSENT_LIMIT = 256 << 10
 """Bytes not yet taken by the kernel at which a sender waits."""
+_UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
+"""What a kernel says of a peer that it has not heard of: a process that ends has its kernel say so."""
 LINGER_S = 1.0
 """How long ``close`` waits for a peer to take what was sent."""
 
@@ -146,7 +149,9 @@ class StreamChannel(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = f"the connection broke ({exc})" if exc else "the connection ended"
-        self._break(PeerLost(self._peer, why, "dial again when it is back"))
+        silent = isinstance(exc, OSError) and exc.errno in _UNREACHABLE
+        lost = PeerUnreachable if silent else PeerLost
+        self._break(lost(self._peer, why, "dial again when it is back"))
         if not self._gone.done():
             self._gone.set_result(None)
         if self.on_gone is not None:

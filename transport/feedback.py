@@ -152,6 +152,11 @@ class FeedbackReader:
         self.foreign = 0
         """Whole records of another epoch, worker or version of the target word."""
 
+    @property
+    def taken_N(self) -> list[int]:
+        """How many of each worker's records are behind the reader, taken or lost."""
+        return [number - 1 for number in self._next]
+
     def take_all(self, workers: Iterable[int] | None = None) -> list[FeedbackRecord]:
         """All records (of these workers) that have come since the last call, by worker, then in order."""
         records: list[FeedbackRecord] = []

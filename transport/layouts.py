@@ -34,7 +34,7 @@ class Layouts:
     """Shapes of the regions of one run."""
 
     mailbox: MailboxLayout
-    """Scheduler's "mailbox": demand vectors."""
+    """Scheduler's "mailbox": demand vectors; and its "predictions", where the policy wants them."""
     ring: RingLayout
     """Scheduler's "ring": plans."""
     exchange: ExchangeLayout
@@ -69,7 +69,8 @@ def layouts_for(config: RunConfig, model: ModelShape) -> Layouts:
             num_slots=ring_slots(topology.microbatches),
             num_attention=topology.attention,
             max_shares=sum(topology.slots_N),
-            max_copies=config.copy_budget,
+            # Baselines do not plan by B; what they copy at once is spread over entries of this size.
+            max_copies=max(config.copy_budget, 8, topology.ffn),
             num_experts=model.num_experts,
             num_redundant=max(topology.slots_N),
         ),

@@ -18,6 +18,7 @@ from afore.transport.handlers import HandlerTasks
 from afore.transport.loopback_channel import LoopbackChannel, channel_pair
 from afore.transport.loopback_faults import LoopbackFaults, Wire
 from afore.transport.loopback_link import LoopbackLink, LoopbackMapping, LoopbackRegion
+from afore.transport.loopback_sky import Sky
 
 __all__ = ["LoopbackFabric", "LoopbackFaults", "LoopbackNetwork"]
 
@@ -39,7 +40,9 @@ class LoopbackNetwork:
         *,
         credits: int = 1024,
         message_limit: int = MESSAGE_LIMIT,
+        data_latency_us: float | None = None,
     ) -> None:
+        """``data_latency_us``: what writes on data lanes take instead, for rows that weigh more than their emulation does."""
         if not 0 <= latency_us < float("inf"):
             raise ConfigError("latency_us", f"{latency_us!r} is no duration", "give 0 or more microseconds")
         if bandwidth_gbps is not None and not bandwidth_gbps > 0:
@@ -50,6 +53,7 @@ class LoopbackNetwork:
             raise ConfigError("credits", f"{credits} lets no notification through", "give 1 or more")
         self.clock = clock
         self.latency_us = latency_us
+        self._data_latency_us = latency_us if data_latency_us is None else data_latency_us
         self.credits = credits
         self.message_limit = message_limit
         self.endpoints: dict[str, LoopbackFabric] = {}
@@ -59,6 +63,7 @@ class LoopbackNetwork:
         self._bandwidth_gbps = bandwidth_gbps
         self._seed = seed
         self._faults = faults
+        self.sky = Sky(clock)
         self._wires = itertools.count()
         self._regions = itertools.count(1)
         self.region_limit = 1
@@ -81,7 +86,7 @@ class LoopbackNetwork:
         if not self.latency_us and self._bandwidth_gbps is None and self._faults is None:
             return None
         return Wire(
-            latency_us=self.latency_us,
+            latency_us=self._data_latency_us if use == Lane.DATA.name.lower() else self.latency_us,
             bandwidth_gbps=self._bandwidth_gbps,
             faults=self._faults,
             seed=self._seed,
@@ -185,6 +190,7 @@ class LoopbackFabric:
             lane,
             clock=self._network.clock,
             wire=self._network.wire(self._address, address, lane.name.lower()),
+            sky=self._network.sky,
             credits=self._network.credits,
             forget=lambda closed: self._forget_link(closed, target),
         )
@@ -211,7 +217,9 @@ class LoopbackFabric:
             raise PeerLost(address, "nobody listens there", "start it first, or check the address")
         listener, handler = network.listeners[address]
         wires = (network.wire(self._address, address, "channel"), network.wire(address, self._address, "channel"))
-        near, far = channel_pair(self._address, address, limit=network.message_limit, clock=network.clock, wires=wires)
+        near, far = channel_pair(
+            self._address, address, limit=network.message_limit, clock=network.clock, sky=network.sky, wires=wires
+        )
         self._keep(near)
         listener._keep(far)
         listener._handlers.start(handler, far)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 
@@ -10,6 +9,7 @@ from afore.core.clock import Clock
 from afore.core.errors import LinkClosed, PeerLost
 from afore.transport.codec import decode_message, encode_message
 from afore.transport.loopback_faults import Wire
+from afore.transport.loopback_sky import Sky
 from afore.transport.queues import Arrivals, Turnstile
 
 UNREAD_LIMIT = 256 << 10
@@ -19,10 +19,11 @@ UNREAD_LIMIT = 256 << 10
 class LoopbackChannel:
     """One end of a ``Channel``. Made in pairs by ``channel_pair``."""
 
-    def __init__(self, peer: str, *, limit: int, clock: Clock, wire: Wire | None) -> None:
+    def __init__(self, peer: str, *, limit: int, clock: Clock, sky: Sky, wire: Wire | None) -> None:
         self._peer = peer
         self._limit = limit
         self._clock = clock
+        self._sky = sky
         self._wire = wire
         self._arrivals: Arrivals[bytes] = Arrivals(peer, "control message")
         self._turnstile = Turnstile()
@@ -94,7 +95,7 @@ class LoopbackChannel:
         now_ns = self._clock.now_ns()
         flight = self._wire.fly(now_ns, len(body or b""))
         self._flights.append(body)
-        asyncio.get_running_loop().call_later((flight.lands_ns - now_ns) * 1e-9, self._land_next)
+        self._sky.land(flight.lands_ns, now_ns, self._land_next)
 
     def _land_next(self) -> None:
         if self._flights:
@@ -127,10 +128,10 @@ class LoopbackChannel:
 
 
 def channel_pair(
-    near: str, far: str, *, limit: int, clock: Clock, wires: tuple[Wire | None, Wire | None]
+    near: str, far: str, *, limit: int, clock: Clock, sky: Sky, wires: tuple[Wire | None, Wire | None]
 ) -> tuple[LoopbackChannel, LoopbackChannel]:
     """The ends of one channel: that of ``near`` and that of ``far``, with the wire of each direction."""
-    near_end = LoopbackChannel(far, limit=limit, clock=clock, wire=wires[0])
-    far_end = LoopbackChannel(near, limit=limit, clock=clock, wire=wires[1])
+    near_end = LoopbackChannel(far, limit=limit, clock=clock, sky=sky, wire=wires[0])
+    far_end = LoopbackChannel(near, limit=limit, clock=clock, sky=sky, wire=wires[1])
     near_end._other, far_end._other = far_end, near_end
     return near_end, far_end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from afore.core.errors import LinkClosed, PeerLost, RegionRevoked
 from afore.transport.api import Buffer, Lane, Notification, RegionKey
 from afore.transport.buffers import flat, refuse_bounds, refuse_foreign, require_immediate, revoked
 from afore.transport.loopback_faults import Wire
+from afore.transport.loopback_sky import Sky
 from afore.transport.queues import Inbox, Turnstile
 
 ALIGNMENT = 64
@@ -102,6 +102,7 @@ class LoopbackLink:
         *,
         clock: Clock,
         wire: Wire | None,
+        sky: Sky,
         credits: int,
         forget: Callable[[LoopbackLink], None],
     ) -> None:
@@ -110,12 +111,15 @@ class LoopbackLink:
         self._lane = lane
         self._clock = clock
         self._wire = wire
+        self._sky = sky
         self._credits = credits
         self._forget = forget
         self._turnstile = Turnstile()
         self._flights: deque[tuple[LoopbackRegion, int, Buffer, int | None]] = deque()
         self._closed = False
         self._lost = ""
+        self._last: tuple[RegionKey, LoopbackRegion] | None = None
+        """The very key of the last write, and its region: most links write into one or two."""
 
     @property
     def peer(self) -> str:
@@ -129,9 +133,14 @@ class LoopbackLink:
         self, remote: RegionKey, offset: int, data: Buffer, *, notify: int | None = None, timeout_us: float
     ) -> None:
         self._require_usable()
-        if remote.fabric != "loopback" or remote.address != self.peer:
-            raise refuse_foreign(remote, self.peer, "is not this peer's")
-        region = self._target.region_of(remote)
+        last = self._last
+        if last is not None and last[0] is remote and last[1].open:
+            region = last[1]
+        else:
+            if remote.fabric != "loopback" or remote.address != self.peer:
+                raise refuse_foreign(remote, self.peer, "is not this peer's")
+            region = self._target.region_of(remote)
+            self._last = (remote, region)
         payload = flat(data, self.peer)
         if not 0 <= offset <= remote.nbytes - len(payload):
             raise refuse_bounds(remote, offset, len(payload))
@@ -176,15 +185,14 @@ class LoopbackLink:
     def _send(self, wire: Wire, region: LoopbackRegion, offset: int, payload: bytes, notify: int | None) -> None:
         now_ns = self._clock.now_ns()
         flight = wire.fly(now_ns, len(payload))
-        loop = asyncio.get_running_loop()
         if flight.first_ns is not None:
             parts = [(offset, payload[: flight.split]), (offset + flight.split, payload[flight.split :])]
             first_offset, first = parts.pop(1 if flight.tail_first else 0)
             offset, payload = parts[0]
             self._flights.append((region, first_offset, first, None))
-            loop.call_later((flight.first_ns - now_ns) * 1e-9, self._land_next)
+            self._sky.land(flight.first_ns, now_ns, self._land_next)
         self._flights.append((region, offset, payload, notify))
-        loop.call_later((flight.lands_ns - now_ns) * 1e-9, self._land_next)
+        self._sky.land(flight.lands_ns, now_ns, self._land_next)
 
     def _land_next(self) -> None:
         # One timer for each flight, and each lands the oldest: in order, even where a loop mixes up timers of one instant.

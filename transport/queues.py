@@ -7,13 +7,14 @@ that arrived is lost; a waiter costs one future and one timer.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from afore.core.clock import deadline
 from afore.core.errors import DeadlineExceeded, RegionRevoked, TransportError
 from afore.transport.api import Notification
+from afore.transport.idle import Idle
 
 T = TypeVar("T")
 Ending = Callable[[], TransportError]
@@ -29,36 +30,44 @@ class Creditor(Protocol):
 class Arrivals(Generic[T]):
     """A queue whose readers wait with a deadline. What has arrived can still be read after ``end``, then the error follows."""
 
-    __slots__ = ("_peer", "_waiters", "_what", "ending", "items")
+    __slots__ = ("_look", "_loop", "_peer", "_waiters", "_what", "ending", "items")
 
-    def __init__(self, peer: str, what: str) -> None:
+    def __init__(self, peer: str, what: str, *, look: Callable[[], None] | None = None) -> None:
+        """``look`` brings in at once what the event loop has not been told of yet."""
         self.items: deque[T] = deque()
         self.ending: Ending | None = None
         self._peer = peer
         self._what = what
+        self._look = look
+        # Known from the first wait on: asking for the running loop is a system call on Python 3.11.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._waiters: deque[asyncio.Future[bool]] = deque()
 
     def wake(self) -> None:
         """Wakes one reader, if there is something for it. Call once a batch, after appending to ``items``."""
-        if self.items or self.ending is not None:
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(True)
-                    return
+        if self._waiters and (self.items or self.ending is not None):
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        waiters = self._waiters
+        while waiters:
+            waiter = waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(True)
+                return
 
     def end(self, ending: Ending) -> None:
         """Nothing more arrives: readers get ``ending()`` when ``items`` is empty. The first ending stands."""
         if self.ending is None:
             self.ending = ending
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(True)
+            while self._waiters:
+                self._wake_one()
 
     async def ready(self, timeout_us: float | None) -> None:
         """Returns once ``items`` is not empty, without suspending where it is not. Raises the ending or ``DeadlineExceeded``."""
-        if self.items:
-            return
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
         ends_s = None if timeout_us is None else loop.time() + timeout_us * 1e-6
         while not self.items:
             if self.ending is not None:
@@ -66,20 +75,33 @@ class Arrivals(Generic[T]):
             waiter: asyncio.Future[bool] = loop.create_future()
             timer = None if ends_s is None else loop.call_at(ends_s, _expire, waiter)
             self._waiters.append(waiter)
-            unused = False
             try:
                 woken = await waiter
             except asyncio.CancelledError:
-                unused = waiter.done() and not waiter.cancelled()
+                self._forsake(waiter)
                 raise
             finally:
-                self._waiters.remove(waiter)
                 if timer is not None:
                     timer.cancel()
-                if unused:
-                    self.wake()
-            if not woken and not self.items and self.ending is None:
-                raise DeadlineExceeded(self._peer, f"{self._what}: nothing came within {(timeout_us or 0) / 1e6:g} s")
+            if not woken:
+                self._expired(waiter, timeout_us or 0)
+
+    def _expired(self, waiter: asyncio.Future[bool], timeout_us: float) -> None:
+        """Raises ``DeadlineExceeded`` unless there is something after all."""
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+        if self._look is not None and not self.items and self.ending is None:
+            # After a long pause of this process the timer may run before the descriptors: what is there has come in time.
+            self._look()
+        if not self.items and self.ending is None:
+            raise DeadlineExceeded(self._peer, f"{self._what}: nothing came within {timeout_us / 1e6:g} s")
+
+    def _forsake(self, waiter: asyncio.Future[bool]) -> None:
+        """The reader of ``waiter`` was cancelled: a wake-up that had reached it goes to the next."""
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+        else:
+            self.wake()
 
 
 def _expire(waiter: asyncio.Future[bool]) -> None:
@@ -90,34 +112,50 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
 class Inbox(Arrivals[Notification]):
     """Notifications of one region, from their delivery until ``take``; what is taken becomes credit of its sender."""
 
-    __slots__ = ("_owed",)
+    __slots__ = ("_idle", "_owed")
 
-    def __init__(self, address: str, label: str) -> None:
-        super().__init__(address, f"notification of region {label!r}")
-        self._owed: dict[Creditor, int] = {}
+    def __init__(
+        self, address: str, label: str, *, look: Callable[[], None] | None = None, idle: Idle | None = None
+    ) -> None:
+        """``idle`` is what a reader does before it sleeps."""
+        super().__init__(address, f"notification of region {label!r}", look=look)
+        self._idle = idle
+        self._owed: list[Creditor] = []
+        """The sender of each item."""
 
     def put(self, notification: Notification, sender: Creditor) -> None:
-        """Queues without waking; ``wake`` follows once for a batch."""
+        """Queues, and wakes a reader."""
         self.items.append(notification)
-        self._owed[sender] = self._owed.get(sender, 0) + 1
+        self._owed.append(sender)
+        if self._waiters:
+            self._wake_one()
 
     async def take(self, timeout_us: float | None) -> list[Notification]:
         """Everything that is queued, at least one. Raises ``DeadlineExceeded`` or the ending."""
-        await self.ready(timeout_us)
-        taken = list(self.items)
-        self._settle()
-        return taken
+        if not self.items:
+            if self._idle is not None:
+                timeout_us = await self._idle.linger(self._has_come, timeout_us)
+            await self.ready(timeout_us)
+        return self._settle()
+
+    def _has_come(self) -> bool:
+        return bool(self.items) or self.ending is not None
 
     def revoke(self, region: str, owner: str, reason: str) -> None:
         """Ends the inbox at once: what is queued is dropped and its credit given back."""
         self._settle()
         self.end(lambda: RegionRevoked(owner, f"region {region!r} {reason}", "register a new one and send its key"))
 
-    def _settle(self) -> None:
-        owed, self._owed = self._owed, {}
+    def _settle(self) -> list[Notification]:
+        taken = list(self.items)
         self.items.clear()
-        for sender, count in owed.items():
-            sender.give_back(count)
+        owed, self._owed = self._owed, []
+        if len(owed) == 1:
+            owed[0].give_back(1)
+        else:
+            for sender, count in Counter(owed).items():
+                sender.give_back(count)
+        return taken
 
 
 class _Place:
@@ -132,23 +170,24 @@ class _Place:
 class Turnstile:
     """Senders in the order in which they came, each passing once there is room for it."""
 
-    __slots__ = ("_line",)
+    __slots__ = ("line",)
 
     def __init__(self) -> None:
-        self._line: deque[_Place] = deque()
+        self.line: deque[_Place] = deque()
+        """Who waits."""
 
     def __len__(self) -> int:
         """How many wait."""
-        return len(self._line)
+        return len(self.line)
 
     def __bool__(self) -> bool:
         """Whether somebody waits; then a new sender has to line up too, or it would overtake."""
-        return bool(self._line)
+        return bool(self.line)
 
     def poke(self) -> None:
         """There may be room, or an error to raise: lets the head of the line look again."""
-        if self._line:
-            future = self._line[0].future
+        if self.line:
+            future = self.line[0].future
             if future is not None and not future.done():
                 future.set_result(None)
 
@@ -158,13 +197,13 @@ class Turnstile:
         Raises what ``has_room`` raises, and ``DeadlineExceeded``; either way the next in line goes on.
         """
         place = _Place()
-        self._line.append(place)
+        self.line.append(place)
         try:
             async with deadline(timeout_us, peer=peer, operation=what, hint=hint):
                 # Nobody asks has_room before its turn: on some fabrics asking announces "I wait, wake me".
-                while self._line[0] is not place or not has_room():
+                while self.line[0] is not place or not has_room():
                     place.future = asyncio.get_running_loop().create_future()
                     await place.future
         finally:
-            self._line.remove(place)
+            self.line.remove(place)
             self.poke()

@@ -138,6 +138,7 @@ def ring_entry_dtype(num_attention: int, max_copies: int, max_shares: int) -> np
 
 
 # Demand mailbox. Region: MAILBOX_HEADER in its own line, then a slot for each (attention worker, microbatch).
+# Where the policy wants predictions, a second region of the same form has those of each microbatch's next target.
 
 MAILBOX_MAGIC: Final = magic(b"AFOREMBX")
 MAILBOX_HEADER: Final = Record(

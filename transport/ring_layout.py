@@ -33,7 +33,7 @@ class RingLayout:
     max_shares: int
     """Most shares of an entry; N * R is always enough."""
     max_copies: int
-    """Most copies of an entry: B, the planner's copy budget."""
+    """Most copies of an entry: B, the planner's copy budget, or more."""
     num_experts: int = INT32_MAX
     """E: experts are below it; by default not checked."""
     num_redundant: int = INT32_MAX

@@ -28,6 +28,12 @@ SPAN_BATCH_US = 50_000.0
 SPAN_BATCH = 4096
 """Most spans of one message: a tracer that was not watched for long has more than a message may hold."""
 M = TypeVar("M")
+Note = Callable[..., None]
+"""Writes (kind, fields …) into the recording of the wire, in the order in which the role does things."""
+
+
+def no_note(kind: str, *fields: object) -> None:
+    """The wire is not recorded."""
 
 
 class Stopped(AforeError):
@@ -230,6 +236,7 @@ class RoleContext:
     fabric: Fabric
     hub: HubSession
     tracer: Tracer
+    note: Note = no_note
 
     @property
     def name(self) -> str:
@@ -237,4 +244,4 @@ class RoleContext:
         return member_name(self.role, self.rank)
 
 
-__all__ = ["Directory", "HubSession", "PeerLost", "RoleContext", "Stopped"]
+__all__ = ["Directory", "HubSession", "Note", "PeerLost", "RoleContext", "Stopped", "no_note"]

@@ -13,9 +13,9 @@ import os
 import socket
 import struct
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
+from afore.core.clock import WallClock
 from afore.core.errors import AccessRefused, ConfigError, WireError
 from afore.transport.api import ChannelHandler, Lane, RegionKey
 from afore.transport.buffers import require_nbytes
@@ -23,6 +23,7 @@ from afore.transport.channel import StreamChannel
 from afore.transport.endpoint import StreamEndpoint
 from afore.transport.handshake import Hello, Identity, admit
 from afore.transport.host import host_error
+from afore.transport.idle import make_idle
 from afore.transport.queues import Inbox
 from afore.transport.shm_config import ShmConfig
 from afore.transport.shm_link import InboundLink, MappingCache, ShmLink
@@ -44,6 +45,7 @@ class ShmFabric:
     def __init__(self, config: ShmConfig) -> None:
         """Listens at an address of its own. Raises ``HostError`` (directory, descriptors), ``ConfigError`` (a secret too short)."""
         self._config = config
+        self._idle = make_idle(config.idle, WallClock())
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._regions: dict[int, ShmRegion] = {}
@@ -51,7 +53,7 @@ class ShmFabric:
         self._mappings: dict[ShmMapping, None] = {}
         self._cache = MappingCache(config.root)
         self._links: dict[ShmLink, None] = {}
-        self._inbound: dict[InboundLink, None] = {}
+        self._inbound: tuple[InboundLink, ...] = ()
         self._door = StreamEndpoint(timeout_us=config.handshake_timeout_us, message_limit=config.message_limit)
         self._doorbell_fd = _new_eventfd()
         try:
@@ -143,7 +145,7 @@ class ShmFabric:
             self._config.root, self._config.run_id, label=label, region=number, nbytes=nbytes, address=self.address
         )
         key = RegionKey("shm", self.address, number, nbytes, segment.name)
-        region = ShmRegion(segment, key, label, look=self._look, forget=self._forget_region)
+        region = ShmRegion(segment, key, label, look=self._look, idle=self._idle, forget=self._forget_region)
         self._regions[number] = region
         self._inboxes[number] = region.inbox
         return region
@@ -169,18 +171,19 @@ class ShmFabric:
     # Notifications
 
     def _look(self) -> None:
-        """Takes what every link has published, and wakes each touched region's reader once."""
-        touched: dict[Inbox, None] = {}
-        broken = [link for link in self._inbound if not link.drain(touched)]
-        for inbox in touched:
-            inbox.wake()
-        for link in broken:
-            self.refusals["WireError"] += 1
-            link.close()
+        """Takes what every link has published, and wakes the readers of what came."""
+        for link in self._inbound:
+            try:
+                link.deliver()
+            except WireError:
+                self.refusals["WireError"] += 1
+                link.close()
 
     def _on_doorbell(self) -> None:
-        with suppress(BlockingIOError):
+        try:  # noqa: SIM105 (a context manager would cost more than the system call)
             os.eventfd_read(self._doorbell_fd)
+        except BlockingIOError:
+            pass  # somebody who holds the doorbell has read it
         self._look()
 
     # Links
@@ -225,7 +228,7 @@ class ShmFabric:
             close_all(fds)
             sock.close()
             raise
-        self._inbound[link] = None
+        self._inbound = (*self._inbound, link)
         try:
             admit(sock, self._door.identity, hello, reply=_SLOTS.pack(slots), fds=(fds[0], self._doorbell_fd, fds[1]))
         except BaseException:
@@ -235,7 +238,7 @@ class ShmFabric:
             os.close(fds[0])
 
     def _forget_inbound(self, link: InboundLink) -> None:
-        self._inbound.pop(link, None)
+        self._inbound = tuple(other for other in self._inbound if other is not link)
 
     # Channels
 
@@ -260,7 +263,7 @@ class ShmFabric:
                 mapping.close()
             for link in list(self._links):
                 link.shut()
-            for inbound in list(self._inbound):
+            for inbound in self._inbound:
                 inbound.close()
             os.close(self._doorbell_fd)
         try:

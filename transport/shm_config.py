@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from afore.core.control import WIRE_VERSION
 from afore.core.errors import ConfigError
 from afore.transport.codec import MESSAGE_LIMIT
+from afore.transport.idle import IdleConfig
 from afore.transport.shm_ring import SLOTS_LIMIT
 from afore.transport.shm_segments import ROOT
 
@@ -34,6 +35,8 @@ class ShmConfig:
     """Bytes of one control message."""
     handshake_timeout_us: float = 5e6
     """How long a client may take to prove itself."""
+    idle: IdleConfig = field(default_factory=IdleConfig)
+    """How its readers wait for notifications."""
     version: int = WIRE_VERSION
     """Wire version to speak."""
 

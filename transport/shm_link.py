@@ -9,6 +9,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 from afore.core.errors import LinkClosed, PeerLost, TransportError, WireError
 from afore.transport.api import Buffer, Lane, Notification, RegionKey
@@ -100,7 +101,8 @@ class ShmLink:
             require_immediate(notify, self._peer)
         if target.state[STATE_WORD] != LIVE:
             raise self._drop(target)
-        if self._turnstile or (notify is not None and not self._ring.has_room()):
+        ring = self._ring
+        if self._turnstile.line or (notify is not None and ring.tail >= ring.limit and not ring.has_room()):
             await self._wait_turn(remote, notify is not None, timeout_us)
             # Another writer may have let go of the mapping meanwhile.
             if self._targets.get(remote.token) is not target or target.state[STATE_WORD] != LIVE:
@@ -109,7 +111,7 @@ class ShmLink:
         if nbytes:
             target.view[offset : offset + nbytes] = data
         if notify is not None:
-            self._ring.push(remote.region << 32 | notify)
+            ring.push(remote.region << 32 | notify)
             os.eventfd_write(self._doorbell_fd, 1)
 
     async def read(self, remote: RegionKey, offset: int, into: memoryview, *, timeout_us: float) -> None:
@@ -228,31 +230,28 @@ class InboundLink:
         """Address of the endpoint that writes."""
         return self._peer
 
-    def drain(self, touched: dict[Inbox, None]) -> bool:
-        """Moves everything published into the inboxes, and names those in ``touched``. False for a ring that cannot be right."""
-        try:
-            entries = self._ring.drain()
-        except WireError:
-            return False
-        if not entries:
-            return True
-        peer, inboxes = self._peer, self._inboxes
-        orphans = 0
-        for entry in entries:
+    def deliver(self) -> None:
+        """Moves what is published into the inboxes, whose readers wake. Raises ``WireError`` for a ring that cannot be right."""
+        ring, inboxes = self._ring, self._inboxes
+        for entry in ring.drain():
             inbox = inboxes.get(entry >> 32)
-            if inbox is None:
-                orphans += 1
-                continue
-            inbox.put(Notification(peer, entry & 0xFFFFFFFF), self)
-            touched[inbox] = None
-        if orphans:
-            # Written before the writer saw that the region was closed.
-            self.give_back(orphans)
-        return True
+            if inbox is not None:
+                inbox.put(Notification(self._peer, entry & 0xFFFFFFFF), self)
+            else:
+                ring.taken += 1  # written before the writer saw that the region was closed
+        if ring.taken >= ring.due:
+            self._give_credit()
 
     def give_back(self, count: int) -> None:
+        """As ``Creditor``: readers took ``count`` notifications."""
+        ring = self._ring
+        ring.taken += count
+        if ring.taken >= ring.due:
+            self._give_credit()
+
+    def _give_credit(self) -> None:
         """Credit for what was taken; rings the writer if it sleeps."""
-        if self._open and self._ring.give_credit(count):
+        if self._open and self._ring.give_credit():
             os.eventfd_write(self._credit_fd, 1)
 
     def close(self) -> None:
@@ -274,8 +273,6 @@ class InboundLink:
         except OSError:
             pass
         # What it published before it ended counts.
-        touched: dict[Inbox, None] = {}
-        self.drain(touched)
-        for inbox in touched:
-            inbox.wake()
+        with suppress(WireError):
+            self.deliver()
         self.close()

@@ -14,6 +14,8 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Sequence
+from typing import Final
 
 from afore.core.errors import WireError
 from afore.transport.host import host_error
@@ -21,6 +23,7 @@ from afore.transport.publish import WORD_BYTES, full_fence, publishing_words
 
 TAIL, CREDITED, WAITING, ENTRIES = 0, 8, 16, 24
 SLOTS_LIMIT = 1 << 16
+_NOTHING: Final = ()
 
 
 def ring_bytes(slots: int) -> int:
@@ -71,15 +74,17 @@ class RingWriter(_Ring):
 
     def __init__(self, fd: int, slots: int, peer: str) -> None:
         super().__init__(fd, slots, peer)
-        self._tail = 0
-        self._limit = slots
+        self.tail = 0
+        """Entries published."""
+        self.limit = slots
+        """While ``tail`` is below it, there is room without a look at the reader's credit."""
 
     def has_room(self) -> bool:
         """Whether ``push`` may be called."""
-        if self._tail < self._limit:
+        if self.tail < self.limit:
             return True
-        self._limit = self._words[CREDITED] + self._slots
-        return self._tail < self._limit
+        self.limit = self._words[CREDITED] + self._slots
+        return self.tail < self.limit
 
     def has_room_or_announce(self) -> bool:
         """As ``has_room``; where there is none, the reader will ring once it gives credit."""
@@ -92,41 +97,57 @@ class RingWriter(_Ring):
 
     def push(self, entry: int) -> None:
         """Publishes ``entry`` (64 bits). Only after ``has_room``."""
-        tail = self._tail
-        assert tail < self._limit, "push without credit"
+        tail = self.tail
+        assert tail < self.limit, "push without credit"
         words = self._words
         words[ENTRIES + (tail & self._mask)] = entry
-        self._tail = tail + 1
+        self.tail = tail + 1
         words[TAIL] = tail + 1
 
 
 class RingReader(_Ring):
-    """The reading side."""
+    """The reading side.
+
+    Credit goes back in batches, since a store and a fence cost as much as taking an entry. Where more than half of the ring is
+    out, each slot goes back at once: a writer that sleeps has filled all of it, and ``drain`` sees that.
+    """
 
     def __init__(self, fd: int, slots: int, peer: str) -> None:
         super().__init__(fd, slots, peer)
         self._peer = peer
         self._head = 0
-        self._credited = 0
+        self._limit = slots
+        """The tail up to which the writer has credit."""
+        self._half = slots // 2
+        self._quarter = max(1, slots // 4)
+        self.taken = 0
+        """Entries that have been taken: their slots may be given back."""
+        self.due = self._quarter
+        """Once so many have been taken, ``give_credit``: to be asked after each change of ``taken`` and after ``drain``."""
 
-    def drain(self) -> list[int]:
+    def drain(self) -> Sequence[int]:
         """Every entry published since the last call, in order. Raises ``WireError`` for a ring that cannot be right."""
         words, head = self._words, self._head
         tail = words[TAIL]
         if tail == head:
-            return []
-        if not head < tail <= self._credited + self._slots:
+            return _NOTHING
+        if not head < tail <= self._limit:
             raise WireError(self._peer, f"its ring jumps from {head} to {tail} with {self._slots} slots")
-        mask = self._mask
-        entries = [words[ENTRIES + (place & mask)] for place in range(head, tail)]
         self._head = tail
-        return entries
+        if tail > self._limit - self._half:
+            self.due = self._limit - self._slots + 1
+        if tail == head + 1:
+            return (words[ENTRIES + (head & self._mask)],)
+        mask = self._mask
+        return [words[ENTRIES + (place & mask)] for place in range(head, tail)]
 
-    def give_credit(self, count: int) -> bool:
-        """Returns ``count`` slots to the writer; true if it sleeps and must be rung."""
-        words = self._words
-        self._credited += count
-        words[CREDITED] = self._credited
+    def give_credit(self) -> bool:
+        """Returns the slots of all that was taken to the writer; true if it sleeps and must be rung."""
+        words, taken = self._words, self.taken
+        words[CREDITED] = taken
+        self._limit = taken + self._slots
+        self.due = taken + (1 if self._head - taken > self._half else self._quarter)
+        # Either we see below that the writer sleeps, or it sees our credit before it does: not neither.
         full_fence()
         if words[WAITING]:
             words[WAITING] = 0

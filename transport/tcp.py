@@ -14,6 +14,7 @@ import socket
 from collections import Counter
 from functools import partial
 
+from afore.core.clock import WallClock
 from afore.core.errors import AccessRefused, WireError
 from afore.core.topology import split_address
 from afore.transport.api import ChannelHandler, Lane, MappedRegion, RegionKey
@@ -21,6 +22,7 @@ from afore.transport.buffers import require_nbytes
 from afore.transport.channel import StreamChannel
 from afore.transport.endpoint import StreamEndpoint
 from afore.transport.handshake import Hello, Identity, admit
+from afore.transport.idle import make_idle
 from afore.transport.private_segment import PrivateSegment
 from afore.transport.queues import Inbox
 from afore.transport.records import LINK_TERMS
@@ -40,6 +42,7 @@ class TcpFabric:
     def __init__(self, config: TcpConfig) -> None:
         """Listens. Raises ``HostError`` (address in use, descriptors), ``ConfigError`` (a secret too short)."""
         self._config = config
+        self._idle = make_idle(config.idle, WallClock())
         self._numbers = itertools.count(1)
         self._regions: dict[int, TcpRegion] = {}
         self._owned: dict[int, Owned] = {}
@@ -85,7 +88,7 @@ class TcpFabric:
         assert region < 1 << 32
         segment = PrivateSegment(label=label, region=region, nbytes=nbytes, address=self.address)
         key, number = new_key(self._config.shared_secret, self.address, region, nbytes)
-        made = TcpRegion(segment, key, number, label, look=self._look, forget=self._forget_region)
+        made = TcpRegion(segment, key, number, label, look=self._look, idle=self._idle, forget=self._forget_region)
         self._regions[region] = self._owned[region] = made
         return made
 

@@ -7,6 +7,8 @@
     ["read", t_ns, peer, lane, address, region, offset, nbytes]   a one-sided read, before it is made
     ["message", t_ns, "in" | "out", channel, peer, map]   of a control channel
     ["entry", t_ns, sequence, bytes]   of the plan ring of this endpoint, when it is announced
+    ["asked", t_ns, target]   the scheduler plans on the target's demand, which is complete
+    ["heard", t_ns, [records, …]]   how many feedback records of each FFN worker the scheduler has taken by now
     ["end", t_ns, records, dropped]
 
 ``data`` is None where there were more than ``PAYLOAD_LIMIT`` bytes. Times are the role's clock, one for all processes of a host.
@@ -28,7 +30,7 @@ from afore.core.control import WIRE_VERSION
 from afore.core.errors import ConfigError, HostError
 from afore.core.version import VERSION
 
-WIRE_FILE_FORMAT: Final = 1
+WIRE_FILE_FORMAT: Final = 2
 SUFFIX: Final = ".wire"
 PAYLOAD_LIMIT: Final = 64 << 10
 """Bytes of one write that are kept."""

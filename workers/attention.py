@@ -22,6 +22,7 @@ from afore.core.topology import ATTENTION, FFN, SCHEDULER
 from afore.models.attention import AttentionModel
 from afore.models.config import ModelSpec
 from afore.models.kv import BlockAllocator, KVLayout
+from afore.scheduler.policies.registry import policy_wants_predictions
 from afore.transport.api import Lane, Region
 from afore.transport.bells import BellKind, decode
 from afore.transport.crew import crew, reporting
@@ -32,6 +33,7 @@ from afore.workers.compute import Compute
 from afore.workers.kv_layout import kv_layout
 from afore.workers.kv_pool import KvPool
 from afore.workers.outbound import Doors, Outbound
+from afore.workers.predictions import predictions_by
 from afore.workers.steps import Steps
 
 REPLY_PATIENCE = 1.5
@@ -58,7 +60,7 @@ class AttentionWeights(Protocol):
 class AttentionWorld(Protocol):
     """What differs between real and virtual time for this role."""
 
-    def load_attention(self, config: RunConfig) -> AttentionWeights: ...
+    def load_attention(self, config: RunConfig, rank: int) -> AttentionWeights: ...
 
     def compute(self, ctx: RoleContext) -> Compute: ...
 
@@ -66,7 +68,7 @@ class AttentionWorld(Protocol):
 async def serve(ctx: RoleContext, world: AttentionWorld) -> None:
     """Runs the role until the hub stops it. Raises the ``AforeError`` that ended it, after telling the hub."""
     async with reporting(ctx), AsyncExitStack() as stack:
-        weights = world.load_attention(ctx.config)
+        weights = world.load_attention(ctx.config, ctx.rank)
         await ctx.hub.send(control.Loading(weights.tensors, weights.tensors))
         await ctx.hub.send(control.Loaded(weights.nbytes))
         regions = _Regions(ctx, weights.spec, stack)
@@ -108,11 +110,13 @@ async def _connect(
 ) -> Epoch:
     """Links to the scheduler (demand lane) and to every FFN worker (data lane), and puts the parts together."""
     nodes = directory.nodes
+    predictor = policy_wants_predictions(ctx.config.policy)
     here = [rank for rank in range(ctx.config.topology.ffn) if nodes.together((FFN, rank), (ATTENTION, ctx.rank))]
     leads = [lead for node, lead in nodes.ffn_leads().items() if node != nodes.of(ATTENTION, ctx.rank)]
     doors = Doors(
         scheduler=await directory.connect(SCHEDULER, 0, Lane.DEMAND),
         mailbox_key=directory.key(SCHEDULER, 0, "mailbox"),
+        predictions_key=None if predictor is None else directory.key(SCHEDULER, 0, "predictions"),
         bells=tuple([(await directory.connect(FFN, w, Lane.DATA), directory.key(FFN, w, "bells")) for w in here]),
         mirrors=tuple([(await directory.connect(FFN, w, Lane.DATA), directory.key(FFN, w, "inputs")) for w in leads]),
     )
@@ -137,6 +141,7 @@ async def _connect(
         reply_timeout_us=ctx.config.times.step_s * 1e6 * REPLY_PATIENCE,
         report=ctx.hub.send,
         unpinned=freed.set,
+        predictions=predictions_by(predictor, weights.spec),
     )
     return Epoch(ctx.hub, regions.exchange, regions.kv, pool, steps, freed)
 

@@ -63,7 +63,7 @@ class LoadedPrefill:
 class CheckpointModels:
     """Loads what the attention and prefill roles need from ``config.model``, or from the bundled checkpoint."""
 
-    def load_attention(self, config: RunConfig) -> LoadedAttention:
+    def load_attention(self, config: RunConfig, rank: int) -> LoadedAttention:
         """Raises ``CheckpointError``; ``ConfigError`` for kernels that this model cannot run. Compiles what it will need."""
         with _open(config) as checkpoint:
             path = kernel_path(config.kernels, checkpoint.family, checkpoint.config, config.dtype)

@@ -11,15 +11,20 @@ from afore.core.config import RunConfig
 from afore.core.trace import SpanName, Tracer
 from afore.models.attention import F32, I32, AttentionModel
 from afore.models.config import ModelSpec
+from afore.models.counted import CountedAttention, CountedPrefill, DemandSource
 from afore.models.emulated import EmulatedAttention, EmulatedPrefill, ExpertFunction, RoutingProfile
 from afore.models.kv import KVLayout, KVStorage
 from afore.models.prefill import PrefillModel
 from afore.transport.session import RoleContext
+from afore.workers.attention import AttentionWeights
 from afore.workers.compute import Compute
 from afore.workers.device.base import Work
+from afore.workers.device.emulated import EmulatedDevice
 from afore.workers.device.profile import LAPTOP_EMULATED, CostProfile
 
 R = TypeVar("R")
+_LONGEST_US = 600e6
+"""Of a piece of attention that waits for its turn: the deadlines of steps are shorter."""
 
 
 def identity_expert(hidden_PD: F32, expert_P: I32) -> F32:
@@ -28,9 +33,15 @@ def identity_expert(hidden_PD: F32, expert_P: I32) -> F32:
 
 
 class EmulatedCompute:
-    """A device of its own: pieces run one after another, each as long as ``profile`` says; see ``Compute``."""
+    """A device of its own: pieces run one after another, each as long as ``profile`` says; see ``Compute``.
 
-    def __init__(self, clock: Clock, tracer: Tracer, profile: CostProfile) -> None:
+    ``free``: whether pieces cost nothing just now; none: they always cost what they cost.
+    """
+
+    def __init__(
+        self, clock: Clock, tracer: Tracer, profile: CostProfile, free: Callable[[], bool] | None = None
+    ) -> None:
+        self._free = free
         self._clock = clock
         self._tracer = tracer
         self._profile = profile
@@ -40,11 +51,31 @@ class EmulatedCompute:
     async def run(self, work: Work, do: Callable[[], R], span: SpanName | None = None) -> R:
         now_ns = self._clock.now_ns()
         start_ns = max(now_ns, self._free_ns)
-        self._free_ns = start_ns + self._profile.work_ns(work)
+        cost_ns = 0 if self._free is not None and self._free() else self._profile.work_ns(work)
+        self._free_ns = start_ns + cost_ns
         end_ns = self._free_ns
         await self._clock.sleep_us((end_ns - now_ns) / 1e3)
         if span is not None:
             self._tracer.span(span, work.target, start_ns, end_ns, tokens=work.tokens)
+        return do()
+
+
+class ColocatedCompute:
+    """An FFN worker's own device, in turn with its targets: what attention takes, experts wait for, and the other way round."""
+
+    def __init__(self, device: EmulatedDevice, tracer: Tracer) -> None:
+        self._device = device
+        self._tracer = tracer
+
+    async def run(self, work: Work, do: Callable[[], R], span: SpanName | None = None) -> R:
+        stream = self._device.model_stream
+        begun = stream.record()
+        stream.run(work, _take_time)
+        event = stream.record()
+        stream.flush()
+        await event.wait(timeout_us=_LONGEST_US)
+        if span is not None:
+            self._tracer.span(span, work.target, begun.completed_ns, event.completed_ns, tokens=work.tokens)
         return do()
 
 
@@ -74,6 +105,21 @@ class EmulatedPrefillWeights:
     tensors: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedAttentionWeights:
+    """What an attention worker of a counted model "loads"."""
+
+    spec: ModelSpec
+    source: DemandSource
+    rank: int
+    nbytes: int = 0
+    tensors: int = 0
+
+    def open(self, layout: KVLayout, buffer: memoryview) -> AttentionModel:
+        """The model; nothing is cached."""
+        return CountedAttention(self.spec, self.source, self.rank)
+
+
 class EmulatedModels:
     """The attention and prefill roles of a virtual world; ``expert`` is what its FFN devices compute, ``None`` if they do not."""
 
@@ -85,8 +131,11 @@ class EmulatedModels:
         seed: int = 0,
         routing: RoutingProfile | None = None,
         expert: ExpertFunction | None = identity_expert,
+        demand: DemandSource | None = None,
     ) -> None:
+        """``demand``: a model of counts instead (``afore.models.counted``): ``seed``, ``routing``, ``expert`` say nothing."""
         self._spec = spec
+        self._demand = demand
         self._profile = profile
         self._seed = seed
         self._routing = routing or RoutingProfile()
@@ -96,14 +145,22 @@ class EmulatedModels:
         """The emulated model's numbers."""
         return self._spec
 
-    def load_attention(self, config: RunConfig) -> EmulatedAttentionWeights:
+    def load_attention(self, config: RunConfig, rank: int) -> AttentionWeights:
         """At once."""
+        if self._demand is not None:
+            return CountedAttentionWeights(spec=self._spec, source=self._demand, rank=rank)
         return EmulatedAttentionWeights(spec=self._spec, seed=self._seed, routing=self._routing, expert=self._expert)
 
     def load_prefill(self, config: RunConfig) -> EmulatedPrefillWeights:
         """At once."""
+        if self._demand is not None:
+            return EmulatedPrefillWeights(model=CountedPrefill(self._spec))
         return EmulatedPrefillWeights(model=EmulatedPrefill(self._spec, seed=self._seed))
 
     def compute(self, ctx: RoleContext) -> Compute:
         """Charges the profile's times."""
         return EmulatedCompute(ctx.clock, ctx.tracer, self._profile)
+
+
+def _take_time() -> None:
+    """Attention's own numbers are computed on the host, once its time is over."""

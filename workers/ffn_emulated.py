@@ -24,6 +24,8 @@ class EmulatedFfn(HostParts):
     """Worker ``rank`` of ``fleet``, with the costs of ``profile``. ``stores`` gets its tags, for a check in the end.
 
     ``collectives``: gather and reduce begin together on all workers; without, each worker goes on by itself, as on one host.
+    ``counted``: the model is one of counts; nothing is computed, and no tags are kept.
+    ``own_collectives``: see ``EmulatedDevice``.
     """
 
     def __init__(
@@ -34,9 +36,12 @@ class EmulatedFfn(HostParts):
         stores: list[TaggedStore],
         *,
         collectives: bool = True,
+        counted: bool = False,
+        own_collectives: bool = False,
     ) -> None:
         self._collectives = collectives
-        self._device = EmulatedDevice(fleet, rank, profile)
+        self._counted = counted
+        self._device = EmulatedDevice(fleet, rank, profile, counted=counted, own_collectives=own_collectives)
         self._stores = stores
 
     @property
@@ -47,7 +52,7 @@ class EmulatedFfn(HostParts):
         return NO_MEMORY
 
     def store(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> TaggedStore:
-        store = TaggedStore(shape, layout, self._device.executing)
+        store = TaggedStore(shape, layout, self._device.executing, keep=not self._counted)
         self._stores.append(store)
         return store
 
@@ -66,4 +71,12 @@ class EmulatedFfn(HostParts):
         if not self._collectives:
             return SharedGroup(rank=rank, epoch=epoch, layout=layout, peers_A=peers_A, timeout_us=timeout_us)
         meetings = self._device.fleet.meetings
-        return EmulatedGroup(meetings, rank=rank, epoch=epoch, layout=layout, peers_A=peers_A, timeout_us=timeout_us)
+        return EmulatedGroup(
+            meetings,
+            rank=rank,
+            epoch=epoch,
+            layout=layout,
+            peers_A=peers_A,
+            timeout_us=timeout_us,
+            redistributes=self._device.profile.redistribute_us > 0,
+        )

@@ -23,7 +23,7 @@ class Measures:
     tile_us: float
     """Time of the experts, by tiles."""
     copies: int
-    """Copies that this target's own entry made here."""
+    """Copies that this target's own entry made here, and those that went ahead of it and that it is the first to use."""
     copy_us: float
     """D of the slowest of them, by the number of copies that shared the port with it."""
     window_us: float
@@ -52,7 +52,7 @@ def measure(flight: Flight, tile_tokens: int) -> Measures:
             exposed_us=0.0,
             slack_us=0.0,
         )
-    own = [copy for copy in flight.copies if copy.generation == flight.entry.sequence]
+    own = [copy for copy in flight.copies if copy.ahead or copy.generation == flight.entry.sequence]
     landed_ns = max((copy.event.completed_ns for copy in own), default=reached_ns)
     late_ns = max((copy.event.completed_ns - reached_ns for copy in flight.copies), default=0)
     submitted_ns = min((copy.submitted_ns for copy in own), default=reached_ns)

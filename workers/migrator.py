@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from afore.core.clock import Clock, deadline
@@ -47,6 +47,8 @@ class Readiness:
     begun: Event
     """The migration stream is past the uses that the copy waited for."""
     event: Event
+    ahead: bool = False
+    """It came ahead of any target, and none has asked for it yet: the first that does counts it as its own."""
 
 
 @record
@@ -164,6 +166,8 @@ class Migrator:
                 f"{self._name}: layer {layer} slot {slot} holds generation {ready.generation}, but a target of generation "
                 f"{generation} has not run yet"
             )
+        if ready.ahead:
+            self._ready[key] = replace(ready, ahead=False)
         return ready
 
     # Watching
@@ -292,6 +296,7 @@ class Migrator:
                 submitted_ns=begin_ns,
                 begun=begun,
                 event=event,
+                ahead=held.ahead,
             )
             for held in batch
         ]

@@ -27,6 +27,8 @@ class Doors:
     scheduler: Link
     """Demand lane."""
     mailbox_key: RegionKey
+    predictions_key: RegionKey | None = None
+    """Where predictions go; none: the policy wants none."""
     bells: tuple[tuple[Link, RegionKey], ...]
     """The FFN workers of this node, data lane, and the region of each on which its bells ring."""
     mirrors: tuple[tuple[Link, RegionKey], ...]
@@ -75,6 +77,18 @@ class Outbound:
             timeout_us=self._timeout_us,
         )
         self._tracer.span("demand_write", target, start_ns, self._tracer.now_ns())
+
+    async def prediction(self, target: Target, predicted_E: DemandVector) -> None:
+        """Writes what the demand of ``target``, which is still to come, is predicted to be. Raises ``TransportError``."""
+        key = self._doors.predictions_key
+        assert key is not None
+        await self._doors.scheduler.write(
+            key,
+            self._mailbox.offset(self._rank, target.microbatch),
+            pack_demand(self._epoch, target, self._rank, Phase.DECODE, predicted_E),
+            notify=bells.PREDICTION(self._rank, target.microbatch),
+            timeout_us=self._timeout_us,
+        )
 
     async def inputs(self, target: Target, routed: Routed) -> None:
         """Writes hidden states, expert ids and weights where the FFN workers read them, and rings every one's bell.

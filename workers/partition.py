@@ -94,6 +94,31 @@ def count_rows(
     return np.diff(start_S1)
 
 
+def count_pairs(
+    ids_TK: I32,
+    shares_X4: I32,
+    primary_row_E: I32,
+    my_rank: int,
+    num_rows: int,
+    first_redundant: int,
+    out: Pairs,
+) -> int:
+    """``partition`` without its list of pairs: fills ``start_S1`` and ``expert_S`` of ``out`` and returns the pairs' number.
+
+    Raises as ``partition`` does.
+    """
+    demand_E = np.empty(primary_row_E.shape[0], dtype=np.int32)
+    place = _count(ids_TK, demand_E)
+    if place >= 0:
+        raise _unknown_id(ids_TK, place, primary_row_E.shape[0])
+    problem, place = _count_rows(
+        demand_E, shares_X4, primary_row_E, my_rank, num_rows, first_redundant, out.start_S1, out.expert_S
+    )
+    if problem != _OK:
+        _refuse(problem, place, None, shares_X4, primary_row_E, num_rows, None)
+    return int(out.start_S1[num_rows])
+
+
 def count_tiles(rows_S: I32, tile_tokens: int) -> int:
     """Tiles of ``tile_tokens`` pairs over rows [S]: the sum of ⌈pairs / M_tile⌉ (paper §5.1)."""
     return int(np.sum(-(-rows_S // tile_tokens)))

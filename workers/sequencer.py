@@ -17,7 +17,7 @@ from afore.core.clock import Clock
 from afore.core.plan import EntryKind, PlanEntry
 from afore.core.topology import ATTENTION, FFN, member_name
 from afore.core.trace import Tracer
-from afore.workers.device.base import Device, Event, Work
+from afore.workers.device.base import Device, Event, Work, collective_streams
 from afore.workers.experts import Store
 from afore.workers.flight import Flight, TargetCompute
 from afore.workers.group.base import Group
@@ -99,6 +99,7 @@ class Sequencer:
         self._make_compute = make_compute
         self._rank = rank
         self._device = device
+        self._collectives = collective_streams(device)
         self._store = store
         self._group = group
         self._migrator = migrator
@@ -213,11 +214,14 @@ class Sequencer:
     def _enqueue(self, turn: Turn, staging: Staging, copies: list[Readiness]) -> None:
         """gather → wait for the slots → partition → experts → reduce, each behind the one before; nothing is awaited."""
         entry, stream = turn.entry, self._device.model_stream
+        gathering, reducing = self._collectives
         compute = self._make_compute(entry, staging, self._device.kernels, self._store)
         target, tokens = entry.target, sum(entry.tokens_A)
         begin_ns = self._clock.now_ns()
-        began = stream.record()
-        self._group.gather(stream, entry, staging)
+        began = gathering.record()
+        self._group.gather(gathering, entry, staging)
+        if gathering is not stream:
+            stream.wait(gathering.record())
         reached = stream.record()
         for copy in copies:
             stream.wait(copy.event)
@@ -226,9 +230,12 @@ class Sequencer:
         split = stream.record()
         stream.run(Work("experts", target, tokens=tokens), compute.experts)
         computed = stream.record()
-        self._group.reduce(stream, entry, staging)
-        done = self._last_done = stream.record()
-        stream.flush()
+        if reducing is not stream:
+            reducing.wait(computed)
+        self._group.reduce(reducing, entry, staging)
+        done = self._last_done = reducing.record()
+        for each in dict.fromkeys((gathering, stream, reducing)):
+            each.flush()
         self._migrator.enqueued(entry.sequence, computed)
         self._flights.put_nowait(
             Flight(

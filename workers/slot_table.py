@@ -39,6 +39,8 @@ class HeldCopy:
     """Of the entry that asked for it."""
     released: bool
     """False while a start=arrival copy waits for its target's turn."""
+    ahead: bool = False
+    """It came in an entry of its own, ahead of any target."""
 
 
 @dataclass(slots=True)
@@ -130,12 +132,13 @@ class SlotTable:
                 used.append(slot)
         if used:
             self._used_by[entry.sequence] = tuple(used)
+        ahead = entry.kind is EntryKind.COPIES
         for copy in entry.copies:
             if copy.worker == self.rank:
                 slot = self._slots[copy.layer][copy.slot]
                 slot.expert, slot.generation, slot.state = copy.expert, entry.sequence, SlotState.HELD
                 released = entry.start is CopyStart.NOW
-                held = HeldCopy(copy.layer, copy.slot, copy.expert, entry.sequence, entry.target, released)
+                held = HeldCopy(copy.layer, copy.slot, copy.expert, entry.sequence, entry.target, released, ahead)
                 slot.held.append(held)
                 self._waiting.setdefault((copy.layer, copy.slot), slot)
 

@@ -7,6 +7,7 @@ files: what is written goes through ``Outbound``, what is computed through ``Com
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -18,13 +19,14 @@ from afore.core.demand import count_demand
 from afore.core.errors import DeadlineExceeded, WireError
 from afore.core.target import Target
 from afore.core.topology import FFN, member_name
-from afore.models.attention import AttentionModel, StepBatch
+from afore.models.attention import AttentionModel, Routed, StepBatch
 from afore.transport.exchange import Replies
 from afore.workers.choosing import choose_rows, logprobs_of_rows
 from afore.workers.compute import Compute
 from afore.workers.device.base import Work
 from afore.workers.kv_pool import KvPool
 from afore.workers.outbound import Outbound
+from afore.workers.predictions import Predictions
 from afore.workers.replies import PendingReplies
 
 Chosen = tuple[tuple[int, ...], tuple[control.TokenLogprobs | None, ...]]
@@ -91,6 +93,7 @@ class Steps:
         reply_timeout_us: float,
         report: Callable[[control.StepDone], Awaitable[None]],
         unpinned: Callable[[], None],
+        predictions: Predictions | None = None,
     ) -> None:
         self._model = model
         self._compute = compute
@@ -101,6 +104,7 @@ class Steps:
         self._reply_timeout_us = reply_timeout_us
         self._report = report
         self._unpinned = unpinned
+        self._predictions = predictions
         self._flights: dict[int, _Flight] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -176,11 +180,23 @@ class Steps:
             await self._outbound.demand(target, demand_E)
             flight.check()
             await self._outbound.inputs(target, routed)
+            if self._predictions is not None:
+                await self._predict(self._predictions, flight, routed, state, target)
             # 6. The FFN workers' partial rows; 7. shared experts and residual, and on to the next layer.
             await self._all_replies(flight, replies)
             await run(Work("combine", target, **size), partial(self._combine, state, replies), "reduce")
             self._outbound.replied(target)
         return await run(Work("sample", None, **size), partial(self._next_tokens, flight.work, state), "sample")
+
+    async def _predict(
+        self, predictions: Predictions, flight: _Flight, routed: Routed, state: Any, target: Target
+    ) -> None:
+        """Tells the scheduler what the next layer is predicted to need, once this layer's inputs are out."""
+        work = Work("gate", target, tokens=len(routed.ids_TK))
+        predicted_E = await self._compute.run(work, partial(predictions.predict, self._model, state, routed, target))
+        flight.check()
+        if predicted_E is not None:
+            await self._outbound.prediction(dataclasses.replace(target, layer=target.layer + 1), predicted_E)
 
     async def _all_replies(self, flight: _Flight, replies: PendingReplies) -> None:
         """Waits for all N replies. Raises ``GivenUp``, or ``DeadlineExceeded`` naming who has not replied."""
@@ -207,7 +223,8 @@ class Steps:
         rows_T2 = np.array([(row.token, row.position) for row in work.rows], dtype=np.int64)
         num_blocks = int(rows_T2[:, 1].max()) // self._pool.block_tokens + 1
         tables_TB = self._pool.block_rows(_requests(work), num_blocks)
-        return StepBatch(np.ascontiguousarray(rows_T2[:, 0]), np.ascontiguousarray(rows_T2[:, 1]), tables_TB)
+        tokens_T, positions_T = np.ascontiguousarray(rows_T2[:, 0]), np.ascontiguousarray(rows_T2[:, 1])
+        return StepBatch(tokens_T, positions_T, tables_TB, microbatch=work.microbatch, step=work.step)
 
 
 def _requests(work: control.StepWork) -> list[int]:

@@ -85,12 +85,16 @@ class TaggedLayer:
 
 
 class TaggedStore:
-    """The interface of ``ExpertStore`` over tags. ``interval`` tells when the work that runs just now happens."""
+    """The interface of ``ExpertStore`` over tags. ``interval`` tells when the work that runs just now happens.
 
-    def __init__(self, shape: StoreShape, layout: StoreLayout, interval: Interval) -> None:
+    ``keep``: without, nothing is noted and ``check`` finds nothing to look at: for long runs of what shorter ones have checked.
+    """
+
+    def __init__(self, shape: StoreShape, layout: StoreLayout, interval: Interval, *, keep: bool = True) -> None:
         self.shape = shape
         self.layout = layout
         self._interval = interval
+        self._keep = keep
         self._order = 0
         self._writes: list[list[list[_Write]]] = [[[] for _ in range(shape.num_rows)] for _ in range(shape.num_layers)]
         self._reads: list[list[list[_Read]]] = [[[] for _ in range(shape.num_rows)] for _ in range(shape.num_layers)]
@@ -130,6 +134,8 @@ class TaggedStore:
     ) -> tuple[int, Callable[[], None]]:
         """(bytes a real copy would move, what tags the row)."""
         primary_row(source.layout, expert)
+        if not self._keep:
+            return self.shape.expert_nbytes, _note_nothing
         row = self.layout.redundant_row(slot)
         return self.shape.expert_nbytes, partial(self._write, layer, row, expert, generation)
 
@@ -140,6 +146,8 @@ class TaggedStore:
 
     def read(self, layer: int, expert_S: I32) -> None:
         """See ``TaggedLayer.read``."""
+        if not self._keep:
+            return
         start_ns, end_ns = self._interval()
         reads = self._reads[layer]
         for row, expert in enumerate(expert_S.tolist()):
@@ -180,3 +188,7 @@ class TaggedStore:
 
     def close(self) -> None:
         """Nothing to drop: the log stays for ``check``."""
+
+
+def _note_nothing() -> None:
+    """What a copy does to a store that keeps nothing."""

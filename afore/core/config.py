@@ -10,23 +10,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from afore.core.errors import ConfigError
+from afore.core.limits import MOST
+from afore.core.limits import at_least as _at_least
+from afore.core.policy_options import PolicyOptions
 from afore.core.speeds import check_speeds
 from afore.core.topology import Topology, is_loopback
 
-MOST = (1 << 63) - 1
-"""Largest whole number that a message between roles can hold."""
 LONGEST_S = 30 * 86_400.0
 """Longest deadline: thirty days, beyond which clocks and timers overflow sooner or later."""
-
-
-def _at_least(section: str, low: float, high: float = MOST, /, **values: float | None) -> None:
-    for name, value in values.items():
-        if value is None:
-            continue
-        if not value >= low:
-            raise ConfigError(f"{section}.{name}", f"{value!r} is below {low:g}", f"give {low:g} or more")
-        if value > high:
-            raise ConfigError(f"{section}.{name}", f"it is above {high:,.15g}", "give less")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +34,14 @@ class PlannerOptions:
     """θ that grows with the batch: at least this part (0 to 1, in whole 1/1024) of the mean tiles of a worker."""
     worker_speed: tuple[float, ...] = ()
     """Relative speed of each FFN worker, where they differ: one of 0.5 gets half the tiles of one of 1.0. Empty: all are equal."""
+    charge_us: float = 0.0
+    """Virtual time: what each plan takes, from a profile, so that a run does not depend on the machine."""
 
     def __post_init__(self) -> None:
         _at_least("planner", 1, tile_tokens=self.tile_tokens)
         _at_least("planner", 0, copy_budget=self.copy_budget, compactness=self.compactness)
         _at_least("planner", 0, 1, compactness_share=self.compactness_share)
+        _at_least("planner", 0, LONGEST_S * 1e6, charge_us=self.charge_us)
         if self.worker_speed:
             check_speeds("planner.worker_speed", self.worker_speed, None)
 
@@ -188,6 +182,8 @@ class DeviceOptions:
     """cpu: compute and migration threads of their own; false runs both inline (scripts in one process)."""
     emulate_copy_us: float = 0.0
     """cpu: makes each copy take at least this long, so that a small model can show what large experts cost."""
+    collectives: Literal["model-stream", "own-stream"] = "model-stream"
+    """Where devices gather and reduce together: between the experts of two targets, or beside them on streams of their own."""
     verify_copies: bool = False
     """Compare each copied expert's checksum with the one taken at load."""
 
@@ -237,7 +233,10 @@ class RunConfig:
     kernels: Literal["auto", "modules", "fused"] = "auto"
     """What attention workers compute with: fused kernels, transformers' modules, or fused where the model allows it."""
     policy: str = "afore"
-    """static, afore, afore-no-prefetch, afore-no-overlap, afore-reactive, or package.module:Class."""
+    """static, afore, afore-plus, their ablations afore-no-prefetch, afore-no-overlap and afore-reactive, the baselines eplb,
+    eplb-redistribute, harmoeny, lina and libra, or package.module:Class."""
+    policy_options: PolicyOptions = field(default_factory=PolicyOptions)
+    """What the baselines leave open."""
     topology: Topology = field(default_factory=Topology)
     """The shape of the cluster."""
     planner: PlannerOptions = field(default_factory=PlannerOptions)
@@ -256,6 +255,10 @@ class RunConfig:
     """RDMA between nodes."""
     trace: str | None = None
     """Directory for span files; none writes none."""
+    warm_start: str | None = None
+    """Trace whose demand replicas are placed for before the first target (``tools.traces``); none starts without replicas."""
+    record: str | None = None
+    """File for what was demanded and planned, target by target (``tools.traces``, ``tools.replay``); none writes none."""
     record_wire: str | None = None
     """Directory for files of all that roles write and send (``tools.wire``); none writes none. Prompts are in them."""
     seed: int = 0

@@ -65,6 +65,10 @@ class PeerLost(TransportError):
     """The peer's process or endpoint is gone; nothing more will come from it in this epoch."""
 
 
+class PeerUnreachable(PeerLost):
+    """The peer's machine answers no more: it may be down, or the network between; the process may still live."""
+
+
 class DeadlineExceeded(TransportError, TimeoutError):
     """The operation did not finish before its deadline; the link stays usable unless the message says otherwise."""
 

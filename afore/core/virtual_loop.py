@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from afore.core.virtual_fence import DeadlockError, FencedLoop, LivelockError, TimeLimitError
@@ -61,6 +61,26 @@ class _Timer(asyncio.TimerHandle):
 
     __slots__ = ("resting",)
     resting: bool
+
+    def __init__(
+        self,
+        when_ns: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: VirtualLoop,
+        context: Context,
+    ) -> None:
+        # What asyncio's two constructors set, without its debug mode: there are a hundred timers for every target.
+        self._context = context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when_ns / 1e9
+        self._scheduled = False
+        self.resting = False
 
 
 class VirtualTask(asyncio.Task[T]):
@@ -114,6 +134,11 @@ class VirtualLoop(FencedLoop):
         self._callbacks_now = 0
         self._owner = threading.get_ident()
 
+    @property
+    def in_order(self) -> bool:
+        """Whether what is due at one instant runs in the order in which it was scheduled, not in a seed's."""
+        return self._random is None
+
     # Time
 
     def time_ns(self) -> int:
@@ -151,6 +176,10 @@ class VirtualLoop(FencedLoop):
         delay_ns = math.inf if delay == math.inf else round(delay * 1e9)
         return self._call_at_ns(self._now_ns + delay_ns, callback, args, context, "call_later")
 
+    def call_at_ns(self, when_ns: int, callback: Callable[[*Ts], object], *args: *Ts) -> asyncio.TimerHandle:
+        """``call_at`` in the loop's own unit."""
+        return self._call_at_ns(when_ns, callback, args, None, "call_at_ns")
+
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
@@ -165,8 +194,7 @@ class VirtualLoop(FencedLoop):
             self._refuse_thread(call)
         if self._debug:
             self._check_callback(callback, call)
-        timer = _Timer(when_ns / 1e9, callback, args, self, context)
-        timer.resting = False
+        timer = _Timer(when_ns, callback, args, self, copy_context() if context is None else context)
         if when_ns <= self._now_ns:
             self._ready.append(timer)
         elif when_ns != math.inf:
@@ -238,7 +266,15 @@ class VirtualLoop(FencedLoop):
         if handle._cancelled:
             return
         if not self._debug:
-            handle._run()
+            due: Any = handle  # typeshed hides what Handle._run looks at, too
+            try:
+                due._context.run(due._callback, *due._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # as Handle._run does
+                self.call_exception_handler(
+                    {"message": f"Exception in callback {handle!r}", "exception": error, "handle": handle}
+                )
             return
         # The loop's own clock stands still while a callback runs: what is slow, is slow on the host.
         self._current_handle = handle

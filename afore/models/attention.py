@@ -42,6 +42,9 @@ class StepBatch:
     """Its position in its sequence; positions before it are already cached."""
     block_tables_TB: I32
     """Blocks of each row's sequence in order, padded with any block number."""
+    microbatch: int = 0
+    """Whose step it is. Only models without weights look at these two: their routing is given by target."""
+    step: int = 0
 
     def __post_init__(self) -> None:
         rows = self.token_ids_T.shape[0]
@@ -111,6 +114,11 @@ class AttentionModel(Protocol):
 
     def attend(self, state: Any, moe_ordinal: int) -> Routed:
         """Input norm, attention, post norm, gate and top-k of a MoE layer: once."""
+        ...
+
+    def next_choices(self, state: Any, moe_ordinal: int) -> I32:
+        """The experts [T, K] that the next MoE layer's gate picks for this one's rows, between ``attend`` and ``combine``: a guess
+        at what it will pick for its own. Changes nothing."""
         ...
 
     def combine(self, state: Any, moe_ordinal: int, expert_out_TD: F32) -> None:

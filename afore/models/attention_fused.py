@@ -103,26 +103,18 @@ class FusedAttention:
         index = self._spec.moe_layers[moe_ordinal]
         layer = self._turn(state, index)
         scratch = self._attention(state, layer, index)
-        rows, gate = state.rows, layer.gate
-        if gate is None:
-            self._route_by_module(layer, rows)
-        else:
-            rows.hidden_TD.times(gate.weight, scratch.logits_TE)
-            form = gate.form
-            choose_experts(
-                scratch.logits_TE.numpy,
-                gate.bias_E,
-                form.sigmoid,
-                form.groups,
-                form.kept_groups,
-                form.normalised,
-                form.least_sum,
-                form.scale,
-                rows.ids_TK,
-                rows.weights_TK,
-            )
+        rows = state.rows
+        self._route(layer, rows, scratch, rows.ids_TK, rows.weights_TK)
         state.routed = True
         return Routed(rows.hidden_TD.numpy, rows.ids_TK, rows.weights_TK)
+
+    def next_choices(self, state: FusedState, moe_ordinal: int) -> I32:
+        assert state.routed, "attend this layer first"
+        rows = state.rows
+        ids_TK, weights_TK = np.empty_like(rows.ids_TK), np.empty_like(rows.weights_TK)
+        layer = self._layers[self._spec.moe_layers[moe_ordinal + 1]]
+        self._route(layer, rows, self._pool.scratch(len(ids_TK)), ids_TK, weights_TK)
+        return ids_TK
 
     def combine(self, state: FusedState, moe_ordinal: int, expert_out_TD: F32) -> None:
         assert state.routed, "attend this layer first"
@@ -191,11 +183,32 @@ class FusedAttention:
         )
         return scratch
 
+    def _route(self, layer: Layer, rows: StepRows, scratch: ScratchRows, ids_TK: I32, weights_TK: F32) -> None:
+        """The layer's gate on ``hidden``, into ``ids_TK`` and ``weights_TK``."""
+        gate = layer.gate
+        if gate is None:
+            self._route_by_module(layer, rows, ids_TK, weights_TK)
+            return
+        rows.hidden_TD.times(gate.weight, scratch.logits_TE)
+        form = gate.form
+        choose_experts(
+            scratch.logits_TE.numpy,
+            gate.bias_E,
+            form.sigmoid,
+            form.groups,
+            form.kept_groups,
+            form.normalised,
+            form.least_sum,
+            form.scale,
+            ids_TK,
+            weights_TK,
+        )
+
     @torch.inference_mode()
-    def _route_by_module(self, layer: Layer, rows: StepRows) -> None:
-        weights_TK, ids_TK = self._family.route(layer.module, rows.hidden_TD.torch)
-        rows.ids_TK[:] = ids_TK.numpy()
-        rows.weights_TK[:] = weights_TK.numpy()
+    def _route_by_module(self, layer: Layer, rows: StepRows, ids_TK: I32, weights_TK: F32) -> None:
+        weights, ids = self._family.route(layer.module, rows.hidden_TD.torch)
+        ids_TK[:] = ids.numpy()
+        weights_TK[:] = weights.numpy()
 
 
 def _mlp_rows(mlp: Mlp, rows: StepRows, scratch: ScratchRows) -> F32:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from afore.models.attention import F32, LayerKind, Routed, StepBatch, layer_kinds
+from afore.models.attention import F32, I32, LayerKind, Routed, StepBatch, layer_kinds
 from afore.models.config import ModelSpec
 from afore.models.kv import KVStorage
 from afore.models.loading import LoadedModel
@@ -95,6 +95,14 @@ class TransformersAttention:
             ids_TK=ids_TK.to(torch.int32).contiguous().numpy(),
             weights_TK=weights_TK.to(torch.float32).contiguous().numpy(),
         )
+
+    @torch.inference_mode()
+    def next_choices(self, state: ModulesState, moe_ordinal: int) -> I32:
+        assert state.hidden is not None, "attend this layer first"
+        layer = self._layers[self._spec.moe_layers[moe_ordinal + 1]]
+        _, ids_TK = self._family.route(layer.mlp, state.hidden.view(-1, self._spec.hidden_size))
+        ids: I32 = ids_TK.to(torch.int32).contiguous().numpy()
+        return ids
 
     @torch.inference_mode()
     def combine(self, state: ModulesState, moe_ordinal: int, expert_out_TD: F32) -> None:

@@ -29,7 +29,7 @@ ExpertFunction = Callable[[F32, I32], F32]
 
 _TAG_VALUES = 1 << 12
 _TOLERANCE = 1e-4
-_ROUTE, _POPULARITY, _HIDDEN, _TOKEN = 1, 2, 3, 4
+_ROUTE, _POPULARITY, _HIDDEN, _TOKEN, _GUESS = 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,9 @@ class RoutingProfile:
     """Positions in which the popular experts move once around; infinite for routing that stays."""
     drift: float = 1.0
     """How strongly: log popularity added at the crest of the moving wave."""
+    next_gate_accuracy: float = 0.9
+    """Part of a layer's choices that its gate finds on the hidden states of the layer before; what it misses are any other experts.
+    Published: 0.86 to 0.92 on one model, 0.73 to 0.80 on another."""
 
 
 def emulated_spec(
@@ -151,6 +154,10 @@ class EmulatedAttention:
         )
         return routed
 
+    def next_choices(self, state: EmulatedState, moe_ordinal: int) -> I32:
+        assert state.expected_TD is not None, "attend this layer first"
+        return self._routing.guess(moe_ordinal + 1, state.batch.token_ids_T, state.batch.positions_T)
+
     def combine(self, state: EmulatedState, moe_ordinal: int, expert_out_TD: F32) -> None:
         expected_TD = state.expected_TD
         assert expected_TD is not None, "attend this layer first"
@@ -246,6 +253,28 @@ class _Routing:
 
     def route(self, layer: int, token_ids_T: I64, positions_T: I64) -> tuple[I32, F32]:
         """K distinct ids [T, K] and weights [T, K] that sum to 1."""
+        score_TE = self._scores(layer, token_ids_T, positions_T)
+        ids_TK = np.argsort(-score_TE, axis=1, kind="stable")[:, : self._spec.experts_per_token]
+        chosen_TK = np.take_along_axis(score_TE, ids_TK, axis=1)
+        weights_TK = np.exp(chosen_TK - chosen_TK[:, :1])
+        weights_TK /= weights_TK.sum(axis=1, keepdims=True)
+        return np.ascontiguousarray(ids_TK, dtype=np.int32), np.ascontiguousarray(weights_TK, dtype=np.float32)
+
+    def guess(self, layer: int, token_ids_T: I64, positions_T: I64) -> I32:
+        """``route``'s ids [T, K] as the layer before would guess them: each one right with the profile's probability."""
+        E, K = self._spec.num_experts, self._spec.experts_per_token
+        order_TE = np.argsort(-self._scores(layer, token_ids_T, positions_T), axis=1, kind="stable")
+        places_K = np.arange(K)
+        mixed_TK = _mix(self._seed, _GUESS, layer, token_ids_T[:, None], positions_T[:, None], places_K[None, :])
+        if K == E:
+            return np.ascontiguousarray(order_TE, dtype=np.int32)
+        # Neighbours in the order of those that were not chosen: distinct as long as there are K of them.
+        strays_TK = K + ((mixed_TK[:, :1] % np.uint64(E - K)).astype(np.int64) + places_K) % (E - K)
+        right_TK = _uniform(mixed_TK) < self._profile.next_gate_accuracy
+        found_TK = np.take_along_axis(order_TE, np.where(right_TK, places_K[None, :], strays_TK), axis=1)
+        return np.ascontiguousarray(found_TK, dtype=np.int32)
+
+    def _scores(self, layer: int, token_ids_T: I64, positions_T: I64) -> npt.NDArray[np.float64]:
         experts_E = np.arange(self._spec.num_experts)
         noise_TE = _uniform(
             _mix(self._seed, _ROUTE, layer, token_ids_T[:, None], positions_T[:, None], experts_E[None, :])
@@ -253,12 +282,8 @@ class _Routing:
         turns_T = positions_T / self._profile.drift_positions
         phase_TE = experts_E[None, :] / self._spec.num_experts - turns_T[:, None]
         score_TE = self._popularity_LE[layer] + self._profile.drift * np.cos(2.0 * np.pi * phase_TE)
-        score_TE = score_TE - np.log(-np.log(noise_TE))
-        ids_TK = np.argsort(-score_TE, axis=1, kind="stable")[:, : self._spec.experts_per_token]
-        chosen_TK = np.take_along_axis(score_TE, ids_TK, axis=1)
-        weights_TK = np.exp(chosen_TK - chosen_TK[:, :1])
-        weights_TK /= weights_TK.sum(axis=1, keepdims=True)
-        return np.ascontiguousarray(ids_TK, dtype=np.int32), np.ascontiguousarray(weights_TK, dtype=np.float32)
+        scored_TE: npt.NDArray[np.float64] = score_TE - np.log(-np.log(noise_TE))
+        return scored_TE
 
 
 def _mix(seed: int, *words: int | npt.NDArray[np.integer[npt.NBitBase]] | npt.NDArray[np.int64]) -> U64:

@@ -14,10 +14,12 @@ from afore.core.slots import contiguous_primaries
 from afore.core.topology import Topology
 from afore.models.budget import MemoryBudget, memory_budget
 from afore.models.checkpoint import Checkpoint
+from afore.models.config import ModelSpec
 from afore.models.fused_forms import describe_path, kernel_path
 from afore.models.loading import verify_checkpoint
 from afore.scheduler.policies.registry import check_policy
-from afore.scheduler.role import build_policy, seeded_costs
+from afore.scheduler.role import build_policy, check_adopts, planner_config, seeded_costs
+from afore.scheduler.warm_start import warm_copies
 from afore.serving.door import request_limits
 from afore.serving.spec import checkpoint_path
 from afore.transport.layouts import layouts_for
@@ -43,11 +45,12 @@ def check(config: RunConfig) -> None:
         check_gpus(config)
     for field in ("trace", "record_wire"):
         _check_directory(field, getattr(config, field))
+    check_record(config.record)
     with Checkpoint(checkpoint_path(config)) as checkpoint:
         verify_checkpoint(checkpoint)
         kernel_path(config.kernels, checkpoint.family, checkpoint.config, config.dtype)
         request_limits(config, checkpoint.spec)
-        build_policy(config, checkpoint.spec, seeded_costs(config, checkpoint.spec))
+        check_policy_and_start(config, checkpoint.spec)
 
 
 def check_gpus(config: RunConfig) -> None:
@@ -77,6 +80,28 @@ def _check_directory(field: str, directory: str | None) -> None:
         usable = False
     if not usable:
         raise ConfigError(field, f"{directory!r} is no directory that can be written", "give another")
+
+
+def check_policy_and_start(config: RunConfig, spec: ModelSpec) -> None:
+    """The policy, and the trace that its slots are filled by. Raises ``ConfigError``."""
+    policy = build_policy(config, spec, seeded_costs(config, spec))
+    if config.warm_start is not None:
+        check_adopts(policy)
+        primaries_E = contiguous_primaries(spec.num_experts, config.topology.ffn)
+        warm_copies(config.warm_start, planner_config(config, spec), primaries_E, spec.num_moe_layers)
+
+
+def check_record(file: str | None) -> None:
+    """Refuses a file that no recording can become. Raises ``ConfigError``."""
+    if file is None:
+        return
+    path = Path(file)
+    try:
+        usable = bool(path.name) and not path.is_dir() and os.access(path.parent, os.W_OK)
+    except (OSError, ValueError):
+        usable = False
+    if not usable:
+        raise ConfigError("record", f"{file!r} is no file that can be written", "name one in a directory that is there")
 
 
 def check_descriptors(topology: Topology) -> None:

@@ -217,6 +217,7 @@ def summarise(answers: Sequence[Answer], stats: dict[str, Any], policy: str, top
         "imbalance": stats["imbalance"],
         "migration": stats["migration"],
         "policy": policy,
+        "policy_options": stats.get("policy_options", {}),
         "topology": topology,
         "counters": stats["counters"],
         "answers": [
@@ -258,6 +259,10 @@ def print_summary(result: dict[str, Any], console: Console) -> None:
             ("targets with an exposed wait", f"{migration['exposed_targets']}"),
             ("slack W - D, smallest (ms)", _number(migration["slack_ms_min"], 3)),
         ]
+    if result["policy_options"]:
+        rows.append(
+            ("policy options", ", ".join(f"{name} {value}" for name, value in result["policy_options"].items()))
+        )
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from afore.core import control
 from afore.core.config import RunConfig
-from afore.core.errors import AforeError, ConfigError, PeerLost, TransportError, WireError
+from afore.core.errors import AforeError, ConfigError, PeerLost, PeerUnreachable, TransportError, WireError
 from afore.core.messages import from_wire, to_wire
 from afore.core.topology import member_name
 from afore.serving.membership import MemberId, Membership, Send
@@ -188,6 +188,8 @@ class Hub:
                         failure = f"{message.kind}: {message.error}"
                         break
                     self._from_member(member, message)
+        except PeerUnreachable:
+            failure = f"its machine cannot be reached (pid {join.pid})"
         except PeerLost:
             # How its channel broke is of no use to people: who it was is.
             failure = f"its process ended (pid {join.pid})"

@@ -19,8 +19,9 @@ from typing import Any, Literal, NoReturn
 import jsonargparse
 import yaml
 
-from afore.core.config import MOST, RunConfig
+from afore.core.config import RunConfig
 from afore.core.errors import ConfigError
+from afore.core.limits import MOST
 from afore.core.topology import DOOR, MAX_WORKERS, ROLES, SCHEDULER, Topology
 from afore.core.version import VERSION
 from afore.serving.files import read_file

@@ -21,7 +21,7 @@ from afore.serving.spec import checkpoint_path
 from afore.transport.api import Fabric
 from afore.transport.crew import crew
 from afore.transport.recording import RecordingFabric
-from afore.transport.session import HUB, HubSession, RoleContext
+from afore.transport.session import HUB, HubSession, Note, RoleContext, no_note
 from afore.workers import attention, ffn, prefill
 from afore.workers.attention import AttentionWorld
 from afore.workers.checkpoint_models import CheckpointModels
@@ -85,10 +85,11 @@ async def run_role(
     """
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(fabric.close)
+        note: Note = no_note
         if config.record_wire is not None:
             recording = RecordingFabric(fabric, config.record_wire, member_name(role, rank), clock)
             stack.push_async_callback(recording.close)
-            fabric = recording
+            fabric, note = recording, recording.log.add
         if role == DOOR:
             spec, text = world.model_spec(config), world.text(config)
             await door.serve(fabric, hub_address, config, spec, text, clock, replaceable=replaceable)
@@ -105,6 +106,7 @@ async def run_role(
             fabric=fabric,
             hub=session,
             tracer=tracer,
+            note=note,
         )
         async with crew() as group:
             forwarding = group.create_task(session.forward_spans(tracer, clock), name="spans")

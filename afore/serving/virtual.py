@@ -20,9 +20,12 @@ from typing import Any
 from afore.core import control
 from afore.core.clock import Clock, LoopClock
 from afore.core.config import RunConfig
+from afore.core.dilated_loop import run_dilated
 from afore.core.errors import ConfigError
+from afore.core.topology import ATTENTION, PREFILL
 from afore.core.trace import Tracer
 from afore.models.config import ModelSpec
+from afore.models.counted import DemandSource
 from afore.models.emulated import RoutingProfile, emulated_spec
 from afore.scheduler.policies.registry import check_policy
 from afore.serving.client import Client
@@ -36,7 +39,7 @@ from afore.transport.session import RoleContext
 from afore.workers.compute import Compute
 from afore.workers.device.ports import EmulatedFleet, Jitter
 from afore.workers.device.profile import LAPTOP_EMULATED, CostProfile
-from afore.workers.emulated_models import EmulatedCompute, EmulatedModels
+from afore.workers.emulated_models import ColocatedCompute, EmulatedCompute, EmulatedModels
 from afore.workers.ffn_emulated import EmulatedFfn
 from afore.workers.tagged import TaggedStore, TagReport
 
@@ -52,14 +55,21 @@ class Emulation:
     """The model; its tokens are ``emulated_tokens(spec, prompt, n, seed=config.seed)``."""
     routing: RoutingProfile = field(default_factory=RoutingProfile)
     """How skewed its routing is."""
+    demand: DemandSource | None = None
+    """What routes in a model of counts (``afore.models.counted``); none: the checked model of ``routing``. With it, ``spec`` is a
+    ``counted_spec``, tokens say nothing, and stores are not checked."""
     profile: CostProfile = LAPTOP_EMULATED
     """What work costs."""
     profiles: Mapping[str, CostProfile] = field(default_factory=dict)
     """What it costs elsewhere: by member (``ffn-3``) or by role (``prefill``)."""
+    colocated: bool = False
+    """Attention workers run on the devices of FFN workers, in turn with their experts: serving without disaggregation."""
     collectives: bool = True
     """FFN workers gather and reduce together, as between machines; without, each goes on by itself, as on one host."""
     latency_us: float = 2.0
     """Of every write and message."""
+    data_latency_us: float | None = None
+    """Of writes on data lanes, which carry rows; none: the same."""
     bandwidth_gbps: float | None = None
     """Of every link, in Gbit/s; none for no limit. With one, logs of different processes may differ by a few nanoseconds: their
     first messages carry process ids, which take more or fewer bytes."""
@@ -71,6 +81,10 @@ class Emulation:
     """Seed of faults and jitter. The model's seed is the configuration's."""
     record: bool = True
     """Keep the event log; without it a run is a fifth faster."""
+    make_tracer: Callable[[str, Clock], Tracer] | None = None
+    """Tracers of a caller's own, by member name; none: the world's log, or nothing."""
+    free_prefill: bool = False
+    """Prompts cost nothing until ``EmulatedWorld.prefill_is_free`` is set to False: a run can begin with its batch full."""
 
     def profile_of(self, role: str, rank: int) -> CostProfile:
         """What work costs on a member."""
@@ -81,26 +95,50 @@ class EmulatedWorld(EmulatedModels):
     """Made-up models, virtual time, emulated devices: a ``World``. ``stores`` are the FFN workers' tags, for a check in the end."""
 
     def __init__(self, config: RunConfig, emulation: Emulation, fleet: EmulatedFleet, log: EventLog) -> None:
-        super().__init__(emulation.spec, profile=emulation.profile, seed=config.seed, routing=emulation.routing)
+        super().__init__(
+            emulation.spec,
+            profile=emulation.profile,
+            seed=config.seed,
+            routing=emulation.routing,
+            demand=emulation.demand,
+        )
         self.stores: list[TaggedStore] = []
+        self.prefill_is_free = emulation.free_prefill
+        self._ffn: dict[int, EmulatedFfn] = {}
         self._emulation = emulation
         self._fleet = fleet
         self._log = log
 
     def compute(self, ctx: RoleContext) -> Compute:
-        """Charges the member's profile."""
-        return EmulatedCompute(ctx.clock, ctx.tracer, self._emulation.profile_of(ctx.role, ctx.rank))
+        """Charges the member's profile, on a device of its own or on that of an FFN worker."""
+        if self._emulation.colocated and ctx.role == ATTENTION:
+            topology = ctx.config.topology
+            return ColocatedCompute(self._ffn[ctx.rank * topology.ffn // topology.attention].device, ctx.tracer)
+        profile = self._emulation.profile_of(ctx.role, ctx.rank)
+        free = (lambda: self.prefill_is_free) if ctx.role == PREFILL else None
+        return EmulatedCompute(ctx.clock, ctx.tracer, profile, free)
 
     def ffn(self, ctx: RoleContext) -> EmulatedFfn:
         """A device of the fleet, over tags."""
         profile = self._emulation.profile_of(ctx.role, ctx.rank)
-        return EmulatedFfn(self._fleet, ctx.rank, profile, self.stores, collectives=self._emulation.collectives)
+        parts = self._ffn[ctx.rank] = EmulatedFfn(
+            self._fleet,
+            ctx.rank,
+            profile,
+            self.stores,
+            collectives=self._emulation.collectives,
+            counted=self._emulation.demand is not None,
+            own_collectives=ctx.config.device.collectives == "own-stream",
+        )
+        return parts
 
     def text(self, config: RunConfig) -> None:
         """The model speaks no language: prompts are token ids."""
 
     def tracer(self, name: str, clock: Clock, config: RunConfig) -> Tracer:
         """Records into the world's log; a role that ends leaves all it has recorded."""
+        if self._emulation.make_tracer is not None:
+            return self._emulation.make_tracer(name, clock)
         return Tracer(name, clock, None, MOST_RECORDS, listener=self._log.take if self._emulation.record else None)
 
 
@@ -192,7 +230,12 @@ async def running_virtual(
     loop = asyncio.get_running_loop()
     clock = LoopClock(loop)
     network = LoopbackNetwork(
-        clock, emulation.latency_us, emulation.bandwidth_gbps, seed=emulation.weather, faults=emulation.faults
+        clock,
+        emulation.latency_us,
+        emulation.bandwidth_gbps,
+        seed=emulation.weather,
+        faults=emulation.faults,
+        data_latency_us=emulation.data_latency_us,
     )
     fleet = EmulatedFleet(clock, loop, seed=emulation.weather, jitter=emulation.jitter)
     log = EventLog()
@@ -217,12 +260,18 @@ class EmulatedRun:
 
 
 def run_emulated(
-    config: RunConfig, asks: Sequence[Ask], emulation: Emulation | None = None, *, seed: int | None = None
+    config: RunConfig,
+    asks: Sequence[Ask],
+    emulation: Emulation | None = None,
+    *,
+    seed: int | None = None,
+    dilation: float | None = None,
 ) -> EmulatedRun:
     """Serves ``asks`` in virtual time and checks every store's tags.
 
-    ``seed``: none for first in, first out; a number for a random legal order of simultaneous events. Raises as ``running_virtual``,
-    ``DeadlockError`` and the like where something hangs, ``SlotError`` where weights were used in a way that could be wrong.
+    ``seed``: none for first in, first out; a number for a random legal order of simultaneous events. ``dilation``: on the wall's
+    clock instead, so many times slower (``afore.core.dilated_loop``). Raises as ``running_virtual``, ``DeadlockError`` and the like
+    where something hangs, ``SlotError`` where weights were used in a way that could be wrong.
     """
 
     async def main() -> EmulatedRun:
@@ -236,4 +285,4 @@ def run_emulated(
             tokens=tokens, stats=stats, log=cluster.log, elapsed_ns=elapsed_ns, stores=cluster.check_stores()
         )
 
-    return run_virtual(main, seed=seed)
+    return run_virtual(main, seed=seed) if dilation is None else run_dilated(main, dilation)

@@ -5,19 +5,24 @@ A policy of your own is a class with these methods, built with one ``PolicyConte
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from afore.core.policy_options import PolicyOptions
 from afore.core.record import record
 from afore.core.target import Target
 from afore.scheduler.costs import Costs
 from afore.scheduler.plan import Copy, Plan, PlannerConfig
 
 CopyTime = Literal["now", "arrival"]
+Predictor = Literal["transitions", "next-gate"]
+"""What attention workers predict the next layer's demand with: how often expert e of a layer was followed by each expert of the
+next, or the next layer's gate on this layer's hidden states."""
 Demand = NDArray[np.integer[Any]]
 
 
@@ -66,6 +71,10 @@ class PolicyContext:
     """M."""
     costs: Callable[[int], Costs]
     """The layer's estimates now."""
+    experts_per_token: int = 1
+    """K."""
+    options: PolicyOptions = field(default_factory=PolicyOptions)
+    """What the baselines leave open."""
 
 
 class Policy(Protocol):
@@ -81,7 +90,7 @@ class Policy(Protocol):
         ...
 
     def on_prediction(self, target: Target, predicted_E: Demand, now_us: float) -> list[Action]:
-        """Somebody predicts the target's demand [E], ahead of it."""
+        """Attention workers predict the target's demand [E], ahead of it; only copies may be answered. It may not come at all."""
         ...
 
     def on_inputs(self, target: Target, now_us: float) -> list[Action]:
@@ -97,10 +106,18 @@ class Policy(Protocol):
         ...
 
 
+def policy_options(policy: object) -> dict[str, Any]:
+    """What the policy decides with, as printed with its results: the fields of its ``options``, where that is a dataclass."""
+    options = getattr(policy, "options", None)
+    return dataclasses.asdict(options) if dataclasses.is_dataclass(options) and not isinstance(options, type) else {}
+
+
 class Quiet:
     """Answers nothing to any event; policies override what they need."""
 
     wants_inputs: bool = False
+    wants_predictions: Predictor | None = None
+    """Whether attention workers shall predict (``on_prediction``), and how; a class without it wants none."""
 
     def on_prediction(self, target: Target, predicted_E: Demand, now_us: float) -> list[Action]:
         return []

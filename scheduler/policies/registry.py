@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from afore.core.errors import ConfigError
 from afore.scheduler.hot_core import compile_hot_path
@@ -18,7 +18,13 @@ from afore.scheduler.policies.afore_no_overlap import AforeNoOverlap
 from afore.scheduler.policies.afore_no_prefetch import AforeNoPrefetch
 from afore.scheduler.policies.afore_plus import AforePlus
 from afore.scheduler.policies.afore_reactive import AforeReactive
-from afore.scheduler.policies.base import Policy, PolicyContext
+from afore.scheduler.policies.base import Policy, PolicyContext, Predictor
+from afore.scheduler.policies.eplb import Eplb
+from afore.scheduler.policies.eplb_full import EplbFull
+from afore.scheduler.policies.eplb_redistribute import EplbRedistribute
+from afore.scheduler.policies.harmoeny import Harmoeny
+from afore.scheduler.policies.libra import Libra
+from afore.scheduler.policies.lina import Lina
 from afore.scheduler.policies.static import Static
 
 POLICIES: Mapping[str, Callable[[PolicyContext], Policy]] = MappingProxyType(
@@ -29,8 +35,14 @@ POLICIES: Mapping[str, Callable[[PolicyContext], Policy]] = MappingProxyType(
         "afore-no-prefetch": AforeNoPrefetch,
         "afore-no-overlap": AforeNoOverlap,
         "afore-reactive": AforeReactive,
+        "eplb": Eplb,
+        "eplb-redistribute": EplbRedistribute,
+        "harmoeny": Harmoeny,
+        "lina": Lina,
+        "libra": Libra,
     }
 )
+
 
 _EVENTS = ("on_demand", "on_prediction", "on_inputs", "on_step_end", "reset_layer")
 _KNOWN = f"policies are {', '.join(POLICIES)}, or your own as package.module:Class"
@@ -63,6 +75,18 @@ def policy_wants_inputs(name_or_path: str) -> bool:
     return bool(getattr(_find(name_or_path), "wants_inputs", False))
 
 
+def policy_wants_predictions(name_or_path: str) -> Predictor | None:
+    """What the policy's class asks attention workers to predict with; none: nothing. Raises as ``check_policy``."""
+    found: Predictor | None = getattr(_find(name_or_path), "wants_predictions", None)
+    if found not in (None, *get_args(Predictor)):
+        raise ConfigError(
+            "policy",
+            f"{name_or_path} wants predictions by {found!r}",
+            f"wants_predictions is {', '.join(get_args(Predictor))} or None",
+        )
+    return found
+
+
 def policy_kernels(name_or_path: str) -> tuple[Callable[[], None], ...]:
     """What compiles the calls that a scheduler makes under the policy, or loads them. What is no policy gets ``afore``'s.
 
@@ -79,6 +103,12 @@ def policy_kernels(name_or_path: str) -> tuple[Callable[[], None], ...]:
 def _find(name_or_path: str) -> Callable[[PolicyContext], Policy]:
     if name_or_path in POLICIES:
         return POLICIES[name_or_path]
+    if name_or_path == EplbFull.name:
+        raise ConfigError(
+            "policy",
+            f"{name_or_path} moves primaries, which a running system does not",
+            "give eplb, which moves replicas; eplb-full is for replay and evaluation",
+        )
     module_name, colon, class_name = name_or_path.partition(":")
     if not colon or not module_name or not class_name:
         near = difflib.get_close_matches(name_or_path, POLICIES, n=1, cutoff=0.5)

@@ -85,10 +85,22 @@ class Pair:
             return False
         theirs, ours = self.theirs.attend(step.theirs, kind.moe_ordinal), self.ours.attend(step.ours, kind.moe_ordinal)
         self.compare(ours, theirs)
+        self.compare_next(step, kind.moe_ordinal)
         routed = self.experts(kind.moe_ordinal, theirs)
         self.theirs.combine(step.theirs, kind.moe_ordinal, routed)
         self.ours.combine(step.ours, kind.moe_ordinal, routed)
         return False
+
+    def compare_next(self, step: Step, moe_ordinal: int) -> None:
+        """What the next gate would choose; asking changes nothing, or the layers after would differ."""
+        if moe_ordinal + 1 == self.spec.num_moe_layers:
+            return
+        ours_TK = self.ours.next_choices(step.ours, moe_ordinal)
+        theirs_TK = self.theirs.next_choices(step.theirs, moe_ordinal)
+        assert ours_TK.dtype == theirs_TK.dtype == np.int32
+        for mine, his in zip(ours_TK.tolist(), theirs_TK.tolist(), strict=True):
+            assert len(set(mine)) == len(mine) == len(his)
+            self.ties += len(set(mine) - set(his))
 
     def compare(self, ours: Routed, theirs: Routed) -> None:
         assert distance(ours.hidden_TD, theirs.hidden_TD) < CLOSE

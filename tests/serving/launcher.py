@@ -43,7 +43,7 @@ class Launcher:
             stderr=subprocess.PIPE,
             text=True,
             cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(_module_path()), "COLUMNS": "120"},
         )
         Launcher.started.append(self)
         self.seen: list[str] = []
@@ -100,6 +100,11 @@ class Launcher:
     def leftovers(self) -> list[str]:
         """What stands in /dev/shm under this cluster's name."""
         return sorted(name for name in os.listdir("/dev/shm") if self.cluster in name)
+
+
+def _module_path() -> list[str]:
+    """This checkout first, then what the tests themselves were given: a machine's RDMA binding may come that way."""
+    return [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
 
 
 def run(*arguments: str, timeout_s: float = PATIENCE_S) -> tuple[int, str, str]:

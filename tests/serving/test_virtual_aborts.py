@@ -142,6 +142,16 @@ def test_other_policies_survive_aborts(policy: str) -> None:
     assert len(check_aborts(outcome.log)) >= 3
 
 
+@pytest.mark.parametrize("policy", ["lina", "libra"])
+def test_policies_that_predict_survive_aborts(policy: str) -> None:
+    """Some of the stalled writes are predictions: those delay a step, and abort none."""
+    requests = asks(6, 4)
+    weather = Stalls({(0, 3): 1.5 * TARGET_US, (1, 7): 1.2 * TARGET_US, (1, 15): 2.0 * TARGET_US})
+    outcome = serve(requests, weather, config=dataclasses.replace(SMALL, policy=policy))
+    assert outcome.tokens == prescribed(requests)
+    assert len(check_aborts(outcome.log)) >= 1
+
+
 def test_a_lost_bell_changes_nothing() -> None:
     requests = asks(4, 4)
     lost: list[int] = []

@@ -17,8 +17,8 @@ import torch
 
 from afore.core.clock import WallClock
 from afore.tools import gpu_check
-from afore.tools.calibrate import calibrate
-from afore.tools.calibrate import main as calibrate_main
+from afore.tools.calibrate.command import main as calibrate_main
+from afore.tools.calibrate.gpu import calibrate
 from afore.tools.gpu_bench import Bench, ExpertSize, Layer
 from afore.tools.gpu_check import PARTS, TOTAL_S, run_part, run_parts
 from afore.tools.gpu_exact import check_experts, check_partition
@@ -196,9 +196,9 @@ def test_a_whole_check_whose_part_fails(tmp_path: Path, monkeypatch: pytest.Monk
     assert "Fake GPU" in (tmp_path / "gpu_check.md").read_text()
 
 
-def test_calibration_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibration_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if missing_gpu() == "":
         pytest.skip("there is a GPU here")
-    assert calibrate_main([]) == 2
+    assert calibrate_main(["--gpu", "--out", str(tmp_path / "gpu.json")]) == 2
     assert capsys.readouterr().err.startswith("calibrate: GPU: ")
     assert gpu_check.version_of("no-such-package") is None

@@ -18,8 +18,9 @@ from afore.core.trace import Tracer
 from afore.scheduler.costs import Costs
 from afore.scheduler.plan import PlannerConfig, ProtectedWindow
 from afore.scheduler.planner import Planner
+from afore.scheduler.traces.calibrate import HOT_PART, SKEW
 from afore.tools.plan import main
-from afore.tools.plan_workload import FILES, LAYERS, SKEW, TOP_PART, pinned
+from afore.tools.plan_workload import FILES, LAYERS, pinned
 
 DEMAND = [520, 480, 60, 40, 130, 64, 0, 20, 70, 64, 10, 128, 64, 0, 30, 90]
 COSTS = Costs(tile_us=20.0, copy_us=70.0, window_us=50.0)
@@ -307,7 +308,7 @@ def test_the_pinned_workload_has_the_papers_skew() -> None:
     assert workload.demands_XE.shape == (200, 128)
     assert (workload.demands_XE.sum(axis=1) == 2048 * 8).all()
     assert workload.skew(8) == pytest.approx(SKEW, abs=0.05)
-    assert workload.top_part() == pytest.approx(TOP_PART, abs=0.005)
+    assert workload.top_part() == pytest.approx(HOT_PART, abs=0.005)
     assert not np.array_equal(workload.demands_XE, pinned(None, seed=1).demands_XE)
 
 
@@ -321,7 +322,7 @@ def test_real_routing_is_taken_from_its_files(tmp_path: Path) -> None:
         np.savez(tmp_path / name, ids=ids)
     workload = pinned(tmp_path, targets=20)
     assert workload.demands_XE.shape == (20, 128)
-    assert workload.top_part() == pytest.approx(TOP_PART, abs=0.005)
+    assert workload.top_part() == pytest.approx(HOT_PART, abs=0.005)
     assert FILES[0] in workload.source
 
 

@@ -72,7 +72,9 @@ class Immediates:
                 entries = reader.drain()
                 assert len(entries) <= self.slots
                 seen += len(entries)
-                reader.give_credit(len(entries))
+                reader.taken += len(entries)
+                if reader.taken >= reader.due:
+                    reader.give_credit()
         except WireError:
             return False
         finally:

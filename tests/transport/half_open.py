@@ -14,7 +14,7 @@ import struct
 import sys
 
 from afore.core.errors import PeerLost
-from afore.transport.api import Lane, Link, RegionKey
+from afore.transport.api import Channel, Lane, Link, RegionKey
 from afore.transport.tcp import TcpConfig, TcpFabric
 from afore.transport.tcp_sockets import TcpTuning
 
@@ -35,9 +35,26 @@ def set_loopback(*, up: bool) -> None:
 
 
 async def vanish() -> list[str]:
-    """What a link that waits in silence, and one whose bytes nobody acknowledges, ended with."""
+    """What a link that waits in silence, one whose bytes nobody acknowledges, and a channel ended with."""
     set_loopback(up=True)
     near, far = (TcpFabric(TcpConfig(tuning=TUNING, credits=2)) for _ in range(2))
+
+    async def listens(channel: Channel) -> str:
+        try:
+            await channel.receive(timeout_us=T_US)
+        except PeerLost as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    heard: asyncio.Queue[str] = asyncio.Queue()
+
+    async def served(channel: Channel) -> None:
+        await heard.put("served")
+        await heard.put(await listens(channel))
+
+    await far.listen(far.address, served)
+    channel = await near.dial(far.address, timeout_us=T_US)
+    assert await heard.get() == "served"
     silent, busy = [await near.connect(far.address, lane, timeout_us=T_US) for lane in (Lane.DEMAND, Lane.DATA)]
     full, region = far.register(8, label="full"), far.register(8, label="r")
     for number in range(2):
@@ -56,7 +73,7 @@ async def vanish() -> list[str]:
             return str(error)
         return "nothing"
 
-    ended = list(await asyncio.gather(ends(silent, full.key), ends(busy, region.key)))
+    ended = list(await asyncio.gather(ends(silent, full.key), ends(busy, region.key), listens(channel), heard.get()))
     await near.close()
     await far.close()
     return ended

@@ -26,6 +26,7 @@ def test_pairs_come_back(microbatch: int, rank: int) -> None:
     for kind, immediate in (
         (BellKind.INPUTS, bells.INPUTS(rank, microbatch)),
         (BellKind.DEMAND, bells.DEMAND(rank, microbatch)),
+        (BellKind.PREDICTION, bells.PREDICTION(rank, microbatch)),
         (BellKind.REPLY, bells.REPLY(microbatch, rank)),
     ):
         bell = decode(immediate)

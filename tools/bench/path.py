@@ -23,6 +23,7 @@ from afore.core.topology import SCHEDULER
 from afore.tools.bench import path_report
 from afore.tools.bench.ab import Outcome, turns
 from afore.tools.bench.against import run_ours
+from afore.tools.bench.figures_report import conclude
 from afore.tools.bench.local_cluster import LocalCluster, local_cluster
 from afore.tools.bench.machine import cpu_by_role, cpu_seconds, machine_facts
 from afore.tools.bench.path_options import PathOptions, parse
@@ -75,7 +76,9 @@ def main(argv: Sequence[str]) -> int:
         outcome = runner.run(until_signalled(_measure_all(options, config, prompts, report)))
     report["interrupted"] = outcome is None
     report["load_average_after"] = round(os.getloadavg()[0], 2)
-    return path_report.conclude(report, json_path=options.json, plot_path=options.plot)
+    return conclude(
+        report, show=path_report.show, draw=path_report.draw, json_path=options.json, plot_path=options.plot
+    )
 
 
 async def _measure_all(

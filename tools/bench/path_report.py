@@ -3,54 +3,31 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from afore.tools.bench import figures_report
+from afore.tools.bench.figures_report import TAIL_COLUMNS, between_rounds, closing, opening, tail, us
 from afore.tools.bench.files import write_whole
-from afore.tools.bench.machine import describe_machine, report_console
+from afore.tools.bench.machine import report_console
 from afore.tools.bench.path_parts import PARTS, TOTALS
 from afore.tools.bench.plot import check_plot, plot_library
 from afore.tools.printable import unmarked
 
 
-def conclude(report: Mapping[str, Any], *, json_path: str | None, plot_path: str | None) -> int:
-    """Prints, writes the files; returns the exit status. Raises ``HostError`` for a file that cannot be written."""
-    text = json.dumps(report) + "\n"
-    if json_path == "-":
-        print(text, end="")
-    else:
-        show(report)
-        if json_path is not None:
-            write_whole(json_path, text.encode())
-    if plot_path is not None:
-        draw(report, plot_path)
-    return 0
-
-
 def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     """Prints a result."""
     console = console or report_console()
-    if report["interrupted"]:
-        console.print("[red]interrupted: only rounds that were finished are shown[/red]")
+    opening(report, console)
     for found in report["topologies"]:
         _topology(found, report, console)
     console.print(
         "p50, p99, p99.9, max: µs over all targets of all rounds; rounds: the smallest and the largest p50 of a round",
         style="dim", soft_wrap=True,
     )  # fmt: skip
-    for name, formula in (*PARTS, *TOTALS):
-        console.print(f"[bold]{name}[/bold]: {escape(formula)}", style="dim", soft_wrap=True)
-    for note in report["notes"]:
-        console.print(f"note: {unmarked(note)}", soft_wrap=True)
-    console.print(
-        escape(describe_machine(report["machine"])) + f"; load average afterwards {report['load_average_after']}",
-        soft_wrap=True,
-    )
+    closing(report, (*PARTS, *TOTALS), console)
 
 
 def _topology(found: Mapping[str, Any], report: Mapping[str, Any], console: Console) -> None:
@@ -59,9 +36,7 @@ def _topology(found: Mapping[str, Any], report: Mapping[str, Any], console: Cons
     counts = ", ".join(f"{name} {side['targets']:,}" for name, side in recorded.items())
     title = f"topology {shape}, {found['rounds']} rounds of {report['requests']} requests; targets: {counts}"
     for heading, rows in (("part (they add up)", PARTS), ("in all", TOTALS)):
-        table = Table(heading, "policy", title=unmarked(title), title_justify="left")
-        for column in ("p50", "rounds", "p99", "p99.9", "max", "n"):
-            table.add_column(column, justify="right")
+        table = figures_report.table(title, heading, "policy", "p50", "rounds", *TAIL_COLUMNS, "n", left=2)
         for name, _ in rows:
             for number, (policy, side) in enumerate(recorded.items()):
                 table.add_row(name if number == 0 else "", unmarked(policy), *_cells(side["figures"][name]))
@@ -85,13 +60,7 @@ def _topology(found: Mapping[str, Any], report: Mapping[str, Any], console: Cons
 def _cells(figure: Mapping[str, Any]) -> list[str]:
     if not figure["n"]:
         return ["", "", "", "", "", "0"]
-    rounds = figure["rounds_p50_us"]
-    return [
-        f"{figure['p50_us']:,.1f}",
-        f"{min(rounds):,.1f} … {max(rounds):,.1f}" if rounds else "",
-        *(f"{figure[key]:,.0f}" for key in ("p99_us", "p99.9_us", "max_us")),
-        f"{figure['n']:,}",
-    ]
+    return [us(figure["p50_us"]), between_rounds(figure), *tail(figure), f"{figure['n']:,}"]
 
 
 def draw(report: Mapping[str, Any], path: str) -> None:

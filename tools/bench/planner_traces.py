@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afore.core.errors import ConfigError
+from afore.scheduler.traces.calibrate import Shares, calibrated, in_words, normal
 
 WINDOW_TOKENS: Final = 256
 """Of text behind one target's shares."""
@@ -24,14 +24,6 @@ PLACES: Final = 100
 """Windows of a layer, evenly over the text."""
 WANTED_EXPERTS: Final = 128
 """Layers of fewer experts are put side by side until they have as many: no public per-token trace has 128."""
-SKEW: Final = 1.70
-SKEW_WORKERS: Final = 8
-HOT_PART: Final = 0.244
-HOT_ONE_OF: Final = 16
-"""The paper (GLM-4.5-Air, 128 experts): the most loaded of 8 workers has 1.70 times the mean, the eight hottest experts, one in 16,
-have 24.4 % of the pairs. Its worst layer (3.3) and its hottest expert (5.2 times the mean) come out as they do."""
-
-Shares = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +82,9 @@ def read_traces(path: Path, *, seed: int) -> Recorded:
     if not (shares_GPE.sum(axis=2) > 0).all():
         raise ConfigError("--traces", f"{', '.join(names)}: a layer of a chunk counts no token", "leave the file out")
     shares_GPE, how = calibrated(normal(shares_GPE), seed)
-    skew_GP = skew(shares_GPE, SKEW_WORKERS)
     return Recorded(
         shares_GPE=shares_GPE,
-        text=(
-            f"{' then '.join(names)}: {what}; {how}: one expert in {HOT_ONE_OF} has {hot_part(shares_GPE):.1%}, the hottest"
-            f" {_hottest(shares_GPE):.1f} times the mean; most loaded of {SKEW_WORKERS} workers {skew_GP.mean():.2f} times"
-            f" the mean, in the worst layer {skew_GP.mean(axis=1).max():.2f}; seed {seed}"
-        ),
+        text=f"{' then '.join(names)}: {what}; {how}: {in_words(shares_GPE)}; seed {seed}",
     )
 
 
@@ -139,65 +126,3 @@ def _of_tokens(ids: list[tuple[str, NDArray[Any]]]) -> tuple[list[str], Shares, 
             shares_GPE[g, p] = np.bincount(side_TK[start : start + window].reshape(-1), minlength=side * experts)
     what = f"{layers} layers of {experts} experts" + (f", {side} side by side: {side * experts}" if side > 1 else "")
     return [name for name, _ in taken], shares_GPE, f"{what}, {PLACES} windows of {window} tokens in text order each"
-
-
-# Skew
-
-
-def calibrated(shares_GPE: Shares, seed: int) -> tuple[Shares, str]:
-    """(shares, in words): as hot as the paper's experts, and as unevenly spread over workers.
-
-    One exponent for all sets how much the hottest experts have. Then each layer's experts are put in order of their mean share
-    blurred by noise: the less noise, the more hot ones share a worker. Layers differ, as the paper's do: from no noise at all
-    to twice the stated one. Experts stay what they are in all targets of a layer.
-    """
-    exponent = _bisect(lambda power: hot_part(normal(shares_GPE**power)) - HOT_PART, 0.05, 8.0)
-    shares_GPE = normal(shares_GPE**exponent)
-    heat_GE = np.log(shares_GPE.mean(axis=1) + 1e-9)  # an expert that is never chosen is coldest
-    rng = np.random.default_rng(seed)
-    noise_GE = rng.normal(size=heat_GE.shape) * heat_GE.std(axis=1, keepdims=True)
-    noise_GE *= rng.permutation(np.linspace(0.0, 2.0, len(heat_GE)))[:, None]
-
-    def ordered(blur: float) -> Shares:
-        order_GE = np.argsort(-(heat_GE + blur * noise_GE), axis=1, kind="stable")
-        return np.take_along_axis(shares_GPE, order_GE[:, None, :], axis=2)
-
-    # The skew falls with the blur in steps, not evenly: the nearest of a grid.
-    workers = min(SKEW_WORKERS, shares_GPE.shape[2])
-    blur = min(np.linspace(0.0, 6.0, 121).tolist(), key=lambda blur: abs(skew(ordered(blur), workers).mean() - SKEW))
-    return ordered(blur), f"shares to the power {exponent:.2f}, experts ordered by heat with noise {blur:.2f}"
-
-
-def normal(shares_GPE: Shares) -> Shares:
-    """Sums of 1."""
-    found: Shares = shares_GPE / shares_GPE.sum(axis=2, keepdims=True)
-    return found
-
-
-def hot_part(shares_GPE: Shares) -> float:
-    """What the hottest experts of each target have, one in ``HOT_ONE_OF``; mean over targets."""
-    hot = max(1, shares_GPE.shape[2] // HOT_ONE_OF)
-    return float(np.partition(shares_GPE, -hot, axis=2)[:, :, -hot:].sum(axis=2).mean())
-
-
-def skew(shares_GPE: Shares, num_workers: int) -> Shares:
-    """[G, P] most loaded worker / mean, experts in order on workers, as evenly as their number allows."""
-    edges = np.arange(num_workers) * shares_GPE.shape[2] // num_workers
-    loads_GPN = np.add.reduceat(shares_GPE, edges, axis=2)
-    found: Shares = loads_GPN.max(axis=2) / loads_GPN.mean(axis=2)
-    return found
-
-
-def _hottest(shares_GPE: Shares) -> float:
-    return float(shares_GPE.max(axis=2).mean() * shares_GPE.shape[2])
-
-
-def _bisect(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function that rises crosses zero, as near as its steps allow."""
-    for _ in range(30):
-        middle = (low + high) / 2
-        if rising(middle) < 0:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import re
 import secrets
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import numpy as np
 from afore.core.errors import ConfigError, HostError
 from afore.tools.bench import transport_report
 from afore.tools.bench.ab import turns
+from afore.tools.bench.figures_report import conclude
 from afore.tools.bench.machine import machine_facts
 from afore.tools.bench.plot import check_plot
 from afore.tools.bench.signals import until_signalled
@@ -26,16 +28,15 @@ from afore.tools.bench.transport_figures import (
     FORMULAS,
     against_peers,
     count_of,
-    cpu_s_per_million,
+    crowd_figures,
     ping_figures,
-    spread_us,
     stream_figures,
     warmup_of,
-    wins,
 )
-from afore.tools.bench.transport_options import FABRICS, TransportOptions, parse
+from afore.tools.bench.transport_options import FABRICS, SPINNING, TransportOptions, parse
 from afore.tools.bench.transport_pair import SHARED, Pair, Pings, Stream
 from afore.tools.bench.transport_peers import PEERS, installed
+from afore.transport.idle import STRATEGIES, IdleConfig, Strategy
 from afore.transport.shm import sweep_stale
 from afore.transport.shm_segments import ROOT
 
@@ -45,13 +46,16 @@ CALIBRATION: Final = 50
 """Messages that say how long one takes."""
 CROWD_PAIRS: Final = 4
 CROWD_CORES: Final = 2
+SPINS: Final = (
+    f"spin-then-fd: turns of the event loop, up to {IdleConfig().spin_us:g} µs a wait, then as fd; no budget of CPU"
+)
 WAITS: Final = {
     "loopback": "one process: two coroutines of one event loop",
     "shm": "fd: an eventfd in the event loop",
     "tcp": "fd: a socket in the event loop",
     "verbs": "fd: a completion channel in the event loop",
 }
-"""How each fabric learns of a notification: its idle strategy."""
+"""How each fabric learns of a notification."""
 
 
 @dataclass(slots=True)
@@ -59,6 +63,9 @@ class _Way:
     """One way, and what was measured of it."""
 
     name: str
+    """The fabric and, where it is not ``fd``, the idle strategy; or the public peer."""
+    arrives: str
+    """How a message comes to the code that waits for it."""
     sizes: tuple[int, ...]
     pairs: list[Pair]
     counts: dict[int, int] = field(default_factory=dict)
@@ -79,7 +86,6 @@ def main(argv: Sequence[str]) -> int:
     report: dict[str, Any] = {
         "benchmark": "transport",
         "rounds": 0,
-        "idle": {way: text for way, text in WAITS.items() if way != SHARED},
         "ways": {},
         "notes": [],
         "interrupted": False,
@@ -91,7 +97,9 @@ def main(argv: Sequence[str]) -> int:
         outcome = runner.run(until_signalled(_measure_all(options, report)))
     report["interrupted"] = outcome is None
     report["load_average_after"] = round(os.getloadavg()[0], 2)
-    return transport_report.conclude(report, json_path=options.json, plot_path=options.plot)
+    return conclude(
+        report, show=transport_report.show, draw=transport_report.draw, json_path=options.json, plot_path=options.plot
+    )
 
 
 async def _measure_all(options: TransportOptions, report: dict[str, Any]) -> bool:
@@ -116,11 +124,12 @@ async def _alone(options: TransportOptions, blank: Setting, report: dict[str, An
     ways: dict[str, _Way] = {}
     try:
         async with contextlib.AsyncExitStack() as stack:
-            for name in _names(options, report):
-                sizes = (PEER_BYTES,) if name in PEERS else tuple(sorted({*options.sizes, PEER_BYTES}))
-                setting = dataclasses.replace(blank, way=name, largest=max(sizes), run=_run(blank, name, 0))
+            for way, idle in _chosen(options, report):
+                name = _name(way, idle)
+                sizes = (PEER_BYTES,) if way in PEERS else tuple(sorted({*options.sizes, PEER_BYTES}))
+                setting = dataclasses.replace(blank, way=way, idle=idle, largest=max(sizes), run=_run(blank, name, 0))
                 if (pair := await _start(stack, setting, options, report)) is not None:
-                    ways[name] = _Way(name, sizes, [pair])
+                    ways[name] = _Way(name, _arrives(way, idle), sizes, [pair])
                     await _calibrate(ways[name], options)
             for number in range(options.rounds):
                 for name in turns(list(ways), number):
@@ -149,8 +158,8 @@ async def _start(
         return None
 
 
-def _names(options: TransportOptions, report: dict[str, Any]) -> list[str]:
-    """Fabrics, then peers."""
+def _chosen(options: TransportOptions, report: dict[str, Any]) -> list[tuple[str, Strategy]]:
+    """Fabrics, each with the idle strategies that it has, then peers."""
     fabrics = list(options.fabrics or FABRICS)
     if options.fabrics is None and not os.path.isdir("/sys/class/infiniband"):
         fabrics.remove("verbs")
@@ -163,11 +172,24 @@ def _names(options: TransportOptions, report: dict[str, Any]) -> list[str]:
     peers = PEERS if options.peers is None else options.peers
     absent = [name for name in peers if not installed(name)]
     report["notes"] += [f"left out: {name}: its package {PEERS[name].package} is not installed" for name in absent]
-    return [*fabrics, *(name for name in peers if name not in absent)]
+    found: list[tuple[str, Strategy]] = []
+    for fabric in fabrics:
+        found += [(fabric, idle) for idle in (options.idle if fabric in SPINNING else STRATEGIES[:1])]
+    return found + [(name, STRATEGIES[0]) for name in peers if name not in absent]
 
 
-def _run(blank: Setting, way: str, pair: int) -> str:
-    return f"{blank.run}_{way.replace('-', '_')}_{pair}"
+def _name(way: str, idle: Strategy) -> str:
+    return way if idle == STRATEGIES[0] else f"{way} {idle}"
+
+
+def _arrives(way: str, idle: Strategy) -> str:
+    if way in PEERS:
+        return PEERS[way].arrives
+    return WAITS[way] if idle == STRATEGIES[0] else SPINS
+
+
+def _run(blank: Setting, name: str, pair: int) -> str:
+    return f"{blank.run}_{re.sub('[^a-z0-9]', '_', name)}_{pair}"
 
 
 async def _calibrate(way: _Way, options: TransportOptions) -> None:
@@ -203,7 +225,7 @@ def _sum_up(ways: dict[str, _Way], report: dict[str, Any]) -> None:
     for name, way in ways.items():
         report["ways"][name] = {
             "peer": name in PEERS,
-            "arrives": PEERS[name].arrives if name in PEERS else WAITS[name],
+            "arrives": way.arrives,
             "processes": 1 if name == SHARED else 2,
             "sizes": {
                 str(nbytes): {
@@ -233,13 +255,16 @@ async def _crowded(
     done = 0
     try:
         async with contextlib.AsyncExitStack() as stack:
-            for name in [name for name in report["ways"] if name != SHARED]:
+            for way, idle in _chosen(options, {"notes": []}):
+                name = _name(way, idle)
+                if way == SHARED or name not in counts:
+                    continue
                 pairs = []
                 for number in range(CROWD_PAIRS):
                     run = _run(blank, name, number + 1)
-                    setting = dataclasses.replace(blank, way=name, largest=PEER_BYTES, run=run, cores=cores)
+                    setting = dataclasses.replace(blank, way=way, idle=idle, largest=PEER_BYTES, run=run, cores=cores)
                     pairs.append(await stack.enter_async_context(Pair.start(setting)))
-                ways[name] = _Way(name, (PEER_BYTES,), pairs)
+                ways[name] = _Way(name, _arrives(way, idle), (PEER_BYTES,), pairs)
                 _say(f"started {len(pairs)} pairs of {name}")
             for number in range(options.rounds):
                 for name in turns(list(ways), number):
@@ -252,33 +277,13 @@ async def _crowded(
                 done = number + 1
     finally:
         if done:
-            report["oversubscribed"] = _crowd_figures(ways, done, len(cores))
-
-
-def _crowd_figures(ways: dict[str, _Way], rounds: int, cores: int) -> dict[str, Any]:
-    tails: dict[str, list[float]] = {}
-    cpu: dict[str, list[float]] = {}
-    figures: dict[str, Any] = {}
-    for name, way in ways.items():
-        taken = way.crowd[:rounds]
-        one_way = [np.concatenate([one.one_way_ns for one in pairs]) for pairs in taken]
-        round_trip = [np.concatenate([one.round_trip_ns for one in pairs]) for pairs in taken]
-        tails[name] = [float(np.percentile(one, 99.9)) / 1e3 for one in one_way]
-        cpu[name] = [
-            cpu_s_per_million(sum(one.cpu_s for one in pairs), sum(one.operations for one in pairs)) for pairs in taken
-        ]
-        figures[name] = {
-            "one_way": spread_us(one_way),
-            "round_trip": spread_us(round_trip),
-            "rounds_p99.9_us": tails[name],
-            "cpu_s_per_million": float(np.median(cpu[name])),
-            "rounds_cpu_s_per_million": cpu[name],
-        }
-    for name, count in wins(tails).items():
-        figures[name]["best_tail_rounds"] = count
-    for name, count in wins(cpu).items():
-        figures[name]["least_cpu_rounds"] = count
-    return {"processes": 2 * CROWD_PAIRS, "cores": cores, "rounds": rounds, "nbytes": PEER_BYTES, "ways": figures}
+            report["oversubscribed"] = {
+                "processes": 2 * CROWD_PAIRS,
+                "cores": len(cores),
+                "rounds": done,
+                "nbytes": PEER_BYTES,
+                "ways": crowd_figures({name: way.crowd[:done] for name, way in ways.items()}),
+            }
 
 
 def _say(line: str) -> None:

@@ -6,12 +6,13 @@ Fabrics are here; public peers, behind the same protocol, in ``transport_peers``
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
 from afore.core.clock import WallClock
 from afore.transport.api import Fabric, Lane, Link, Region, RegionKey
+from afore.transport.idle import IdleConfig, Strategy
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
 from afore.transport.shm import ShmConfig, ShmFabric
 from afore.transport.tcp import TcpConfig, TcpFabric
@@ -27,6 +28,8 @@ class Setting:
 
     way: str
     """A fabric, or a public peer."""
+    idle: Strategy = "fd"
+    """How readers wait, on a fabric."""
     largest: int
     """Bytes of the largest message."""
     run: str
@@ -91,8 +94,8 @@ class FabricEnd:
     def prepare(self, nbytes: int) -> None:
         self._data = self._whole[:nbytes]
 
-    async def send(self, number: int) -> None:
-        await self._link.write(self._remote, 0, self._data, notify=number, timeout_us=TIMEOUT_US)
+    def send(self, number: int) -> Coroutine[Any, Any, None]:
+        return self._link.write(self._remote, 0, self._data, notify=number, timeout_us=TIMEOUT_US)
 
     async def receive(self) -> int:
         # As roles wait, idle, and as the peers do: without a timer. Whoever leads the measurement has a deadline.
@@ -110,12 +113,14 @@ def fabric_ends(setting: Setting, sides: tuple[str, ...]) -> dict[str, End]:
 
 def _endpoint(setting: Setting, side: str, network: LoopbackNetwork) -> Fabric:
     secret = bytes.fromhex(setting.secret)
+    # Without a budget: what looking brings and costs is what is measured.
+    idle = IdleConfig(strategy=setting.idle, cpu_share=1.0)
     if setting.way == "loopback":
         return LoopbackFabric(network, side)
     if setting.way == "shm":
-        return ShmFabric(ShmConfig(run_id=setting.run, label=side, secret=secret))
+        return ShmFabric(ShmConfig(run_id=setting.run, label=side, secret=secret, idle=idle))
     if setting.way == "tcp":
-        return TcpFabric(TcpConfig(label=side, secret=secret))
+        return TcpFabric(TcpConfig(label=side, secret=secret, idle=idle))
     # Only where it is asked for: the bindings are an extra.
     from afore.transport.verbs.config import VerbsConfig
     from afore.transport.verbs.fabric import VerbsFabric

@@ -102,3 +102,29 @@ def wins(rounds: Mapping[str, Sequence[float]]) -> dict[str, int]:
     for one in range(number):
         found[min(rounds, key=lambda name: rounds[name][one])] += 1
     return found
+
+
+def crowd_figures(ways: Mapping[str, Sequence[Sequence[Pings]]]) -> dict[str, Any]:
+    """Of each way, with the pairs of each round: latencies and CPU, and in how many rounds it was the best."""
+    tails: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
+    figures: dict[str, Any] = {}
+    for name, rounds in ways.items():
+        one_way = [np.concatenate([one.one_way_ns for one in pairs]) for pairs in rounds]
+        round_trip = [np.concatenate([one.round_trip_ns for one in pairs]) for pairs in rounds]
+        tails[name] = [float(np.percentile(one, 99.9)) / 1e3 for one in one_way]
+        cpu[name] = [
+            cpu_s_per_million(sum(one.cpu_s for one in pairs), sum(one.operations for one in pairs)) for pairs in rounds
+        ]
+        figures[name] = {
+            "one_way": spread_us(one_way),
+            "round_trip": spread_us(round_trip),
+            "rounds_p99.9_us": tails[name],
+            "cpu_s_per_million": float(np.median(cpu[name])),
+            "rounds_cpu_s_per_million": cpu[name],
+        }
+    for name, count in wins(tails).items():
+        figures[name]["best_tail_rounds"] = count
+    for name, count in wins(cpu).items():
+        figures[name]["least_cpu_rounds"] = count
+    return figures

@@ -10,12 +10,13 @@ from typing import Final
 
 from afore.tools.bench.parser import Parser
 from afore.tools.bench.transport_peers import PEERS
+from afore.transport.idle import STRATEGIES, Strategy
 
 FABRICS: Final = ("loopback", "shm", "tcp", "verbs")
 SIZES: Final = "0,8,64,512,4K,32K,256K,1M,8M,64M"
 LARGEST: Final = 64 << 20
-IDLE: Final = ("fd",)
-"""How a process that waits finds out: by a descriptor in its event loop."""
+SPINNING: Final = ("shm", "tcp")
+"""Fabrics that have each of ``STRATEGIES``; the others sleep on a descriptor."""
 NONE: Final = "none"
 EPILOG: Final = """\
 Each way has processes of its own (loopback: one), which live through all rounds and sleep while others are measured; rounds
@@ -24,6 +25,7 @@ are interleaved. Public peers are measured at 512 bytes, as far as their package
 examples:
   python -m afore.tools.bench transport
   python -m afore.tools.bench transport --fabrics shm --sizes 0,512,1M --rounds 20 --plot transport.svg
+  python -m afore.tools.bench transport --fabrics shm --sizes 512 --idle fd,spin-then-fd
   python -m afore.tools.bench transport --sizes 512 --oversubscribed --json -
 
 exit status: 0 measured, 1 something failed on the way, 2 the request could not be carried out as given
@@ -43,7 +45,7 @@ class TransportOptions:
     count: int
     seconds: float
     """Of one measurement, about; 0: as long as it takes."""
-    idle: tuple[str, ...]
+    idle: tuple[Strategy, ...]
     oversubscribed: bool
     json: str | None
     plot: str | None
@@ -90,7 +92,7 @@ def _peers(text: str) -> tuple[str, ...]:
 
 
 def _idle(text: str) -> tuple[str, ...]:
-    return _chosen(text, IDLE)
+    return _chosen(text, STRATEGIES)
 
 
 def _count(text: str) -> int:
@@ -127,9 +129,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--idle",
         type=_idle,
-        default=IDLE,
+        default=STRATEGIES[:1],
         metavar="I,…",
-        help=f"how processes wait: {', '.join(IDLE)}, the only one yet",
+        help=f"how readers wait, side by side: of {', '.join(STRATEGIES)} ({STRATEGIES[0]}; {' and '.join(SPINNING)} have both)",
     )
     add("--oversubscribed", action="store_true", help="also four pairs of each at once, 8 processes on 2 cores")
     add("--json", metavar="FILE", help="write everything there; - for standard output, instead of tables")

@@ -1,12 +1,13 @@
 """Which device, port, address and MTU to use, and why: a pure function over the table of devices.
 
 Order of preference: an active port; RoCE v2 over IPv4, then over a global IPv6 address, then RoCE v1, a link-local address last (it
-reaches only its own wire); the NUMA node of the process; the first by name, port and index. Everything can be set in the config.
+reaches only its own wire); the nearest to the NUMA node of the process; the first by name, port and index. Everything can be set in
+the config.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from afore.core.errors import ConfigError, HostError
 from afore.core.record import record
@@ -50,9 +51,11 @@ def choose_path(
     port: int | None = None,
     gid_index: int | None = None,
     numa_node: int | None = None,
+    distances: Mapping[int, int] | None = None,
 ) -> PathChoice:
     """The best path of ``table`` among those that the named ``device``, ``port`` and ``gid_index`` leave.
 
+    ``numa_node``: where the process is; ``distances``: how far other nodes are from there, all equally far where none are given.
     Raises ``HostError`` (no device, no active port, no address) or ``ConfigError`` (what was named is not there).
     """
     if not table:
@@ -80,7 +83,7 @@ def choose_path(
                 "verbs.gid_index", f"no active port has a GID {gid_index}", "leave it out, or name another"
             )
         raise HostError("RDMA addresses", "no active port has a GID", "give its interface an IP address")
-    best = min(candidates, key=lambda one: _rank(one, numa_node))
+    best = min(candidates, key=lambda one: _rank(one, numa_node, distances or {}))
     reasons = (
         _device_reason(best, active, device, numa_node),
         _port_reason(best, ports, port),
@@ -89,9 +92,11 @@ def choose_path(
     return PathChoice(best.device.name, best.port.number, best.gid, best.port.infiniband, reasons)
 
 
-def _rank(one: _Candidate, numa_node: int | None) -> tuple[int, bool, str, int, int]:
-    far = numa_node is not None and one.device.numa_node not in (None, numa_node)
-    return gid_rank(one.gid, one.port.infiniband)[0], far, one.device.name, one.port.number, one.gid.index
+def _rank(one: _Candidate, numa_node: int | None, distances: Mapping[int, int]) -> tuple[int, bool, int, str, int, int]:
+    node = one.device.numa_node
+    far = numa_node is not None and node not in (None, numa_node)
+    distance = distances.get(node, 0) if far and node is not None else 0
+    return gid_rank(one.gid, one.port.infiniband)[0], far, distance, one.device.name, one.port.number, one.gid.index
 
 
 def _device_reason(
@@ -105,6 +110,9 @@ def _device_reason(
         return f"device {name}: the only one with an active port"
     if numa_node is not None and best.device.numa_node == numa_node:
         return f"device {name}: on this process's NUMA node {numa_node}; passed over: {', '.join(others)}"
+    if numa_node is not None and best.device.numa_node is not None:
+        where = f"on NUMA node {best.device.numa_node}, none with as good an address is nearer to {numa_node}"
+        return f"device {name}: {where}; passed over: {', '.join(others)}"
     return f"device {name}: the first with the best address; passed over: {', '.join(others)}"
 
 

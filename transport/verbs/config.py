@@ -41,7 +41,7 @@ class VerbsConfig:
     mtu_bytes: int | None = None
     """Payload of one packet: 256, 512, 1024, 2048 or 4096; never more than either port has."""
     numa_node: int | None = None
-    """Where the process's memory is; the nearest device is chosen."""
+    """Where the process's memory is; the nearest device is chosen. None: the node that has all cores which the process may use."""
     credits: int = 256
     """Notifications of one link that may wait to be taken."""
     send_depth: int = 128
@@ -105,6 +105,11 @@ class VerbsConfig:
     def ack_timeout_code(self) -> int:
         """The smallest n with 4.096 µs × 2^n ≥ ``ack_timeout_us``; never 0, which means for ever."""
         return max(1, math.ceil(math.log2(self.ack_timeout_us / 4.096)))
+
+    @property
+    def patience(self) -> str:
+        """How long the device tries before a link is lost, in words."""
+        return f"{self.retry_count} retries, {4.096 * 2**self.ack_timeout_code / 1e6:.2g} s each or longer"
 
     @property
     def rnr_timer_code(self) -> int:

@@ -19,23 +19,19 @@ _MASK = (1 << 31) - 1
 class WriterCredit:
     """The writer's side."""
 
-    __slots__ = ("_announced", "_credits", "_taken", "_used")
+    __slots__ = ("_announced", "_credits", "_taken", "free")
 
     def __init__(self, credits: int) -> None:
         self._credits = credits
-        self._used = 0
         self._taken = 0
         self._announced = False
-
-    @property
-    def free(self) -> int:
+        self.free = credits
         """Notifications that may be sent now."""
-        return self._credits - (self._used - self._taken)
 
     def spend(self) -> None:
         """One notification is sent. Only where ``free`` is not 0."""
-        assert self._used - self._taken < self._credits, "notification without credit"
-        self._used += 1
+        assert self.free, "notification without credit"
+        self.free -= 1
 
     def announce(self) -> bool:
         """The writer waits; true where that has to be said, which is once until the owner answers."""
@@ -47,9 +43,11 @@ class WriterCredit:
     def given(self, immediate: int, peer: str) -> None:
         """The owner's message. Raises ``WireError`` for a count that cannot be."""
         fresh = ((immediate >> 1) - self._taken) & _MASK
-        if not 0 < fresh <= self._used - self._taken:
-            raise WireError(peer, f"it took {fresh} notifications of {self._used - self._taken}")
+        untaken = self._credits - self.free
+        if not 0 < fresh <= untaken:
+            raise WireError(peer, f"it took {fresh} notifications of {untaken}")
         self._taken += fresh
+        self.free += fresh
         if immediate & 1:
             self._announced = False
 

@@ -29,10 +29,12 @@ from afore.transport.verbs.config import VerbsConfig
 from afore.transport.verbs.connection import Connection
 from afore.transport.verbs.credits import MESSAGES_IN_FLIGHT
 from afore.transport.verbs.inbound import CREDIT_SENDS, InboundLink, receives
-from afore.transport.verbs.link import VerbsLink, small_bytes
+from afore.transport.verbs.link import VerbsLink
 from afore.transport.verbs.memory import address_of, view_address
 from afore.transport.verbs.nic import Nic
+from afore.transport.verbs.numa import numa_distances, own_numa_node
 from afore.transport.verbs.region import VerbsRegion
+from afore.transport.verbs.requests import small_bytes
 from afore.transport.verbs.sending import RESERVE
 from afore.transport.verbs.table import DeviceEntry, read_table
 from afore.transport.verbs.wire import ENDPOINT_BYTES, NOTICE, EndpointRecord, make_token
@@ -57,12 +59,14 @@ class VerbsFabric:
         self._inbound: dict[InboundLink, None] = {}
         self._closing = asyncio.Lock()
         binding = binding or load_binding(config.api)
+        node = own_numa_node() if config.numa_node is None else config.numa_node
         path = choose_path(
             read_table() if table is None else table,
             device=config.device,
             port=config.port,
             gid_index=config.gid_index,
-            numa_node=config.numa_node,
+            numa_node=node,
+            distances=None if node is None else numa_distances(node),
         )
         self._nic = Nic(binding, path, config)
         self._door = StreamEndpoint(

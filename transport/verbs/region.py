@@ -7,8 +7,8 @@ registration), so that what still lands harms nobody.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from afore.core.errors import RegionRevoked
 from afore.transport.api import Notification, RegionKey
@@ -75,8 +75,9 @@ class VerbsRegion:
             raise RegionRevoked(self._key.address, f"region {self._label!r} is closed", "register a new one")
         return self._view
 
-    async def notified(self, *, timeout_us: float | None) -> list[Notification]:
-        return await self.inbox.take(timeout_us)
+    def notified(self, *, timeout_us: float | None) -> Coroutine[Any, Any, list[Notification]]:
+        # The inbox's own coroutine: one around it would be resumed at every notification.
+        return self.inbox.take(timeout_us)
 
     def grant(self, user: RegionUser) -> None:
         """``user``'s writer may write from now on."""

@@ -28,7 +28,18 @@ class Mark:
 class SendQueue:
     """Counters of one queue pair's requests. Numbers start at 1 and only grow."""
 
-    __slots__ = ("_depth", "_free_at", "_head", "_held", "_marks", "_size", "_tail_staged", "done", "posted")
+    __slots__ = (
+        "_depth",
+        "_free_at",
+        "_head",
+        "_held",
+        "_marks",
+        "_signaled",
+        "_size",
+        "_tail_staged",
+        "done",
+        "posted",
+    )
 
     def __init__(self, depth: int, staging_bytes: int) -> None:
         self._depth = depth
@@ -37,6 +48,8 @@ class SendQueue:
         """Number of the newest request."""
         self.done = 0
         """Number of the newest request that is known to have completed."""
+        self._signaled = 0
+        """Number of the newest signaled request."""
         self._head = 0
         self._free_at = 0
         self._tail_staged = 0
@@ -45,16 +58,18 @@ class SendQueue:
 
     # Room
 
-    def has_slots(self, requests: int) -> bool:
-        """Whether ``requests`` more fit."""
-        return self.posted - self.done + requests <= self._depth
+    def has_room(self, requests: int, nbytes: int) -> bool:
+        """Whether ``requests`` more fit, and ``nbytes`` in one piece can be staged for them.
+
+        More than all of staging: only where nothing is under way.
+        """
+        return self.posted - self.done + requests <= self._depth and (not nbytes or self._fits(nbytes))
 
     def has_reserve(self) -> bool:
         """Whether a flush or an announcement fits."""
         return self.posted - self.done < self._depth + RESERVE
 
-    def fits(self, nbytes: int) -> bool:
-        """Whether ``nbytes`` in one piece can be staged now. Larger than all of staging: only where nothing is under way."""
+    def _fits(self, nbytes: int) -> bool:
         if nbytes > self._size:
             return self.posted == self.done
         return self._free_at == self._head or self._place(nbytes) + nbytes - self._free_at <= self._size
@@ -64,7 +79,7 @@ class SendQueue:
         return self._head if at + nbytes <= self._size else self._head + self._size - at
 
     def stage(self, nbytes: int) -> int:
-        """Takes ``nbytes`` of staging, where it ``fits``; returns their offset."""
+        """Takes ``nbytes`` of staging, where there is room (``has_room``); returns their offset."""
         place = self._place(nbytes)
         if self._free_at == self._head:
             # Nothing is staged: what is skipped to begin at the start again costs nothing.
@@ -76,27 +91,28 @@ class SendQueue:
 
     # Requests
 
-    def wants_signal(self) -> bool:
-        """Whether the next request should be signaled: a quarter of the queue or of staging was used since the last one."""
-        last = self._marks[-1].number if self._marks else self.done
-        return (self.posted + 1 - last) * 4 >= self._depth or self._tail_staged * 4 >= self._size
+    def _is_due(self) -> bool:
+        """Whether the next request is signaled by itself: a quarter of the queue or of staging was used since the last one."""
+        return (self.posted + 1 - self._signaled) * 4 >= self._depth or self._tail_staged * 4 >= self._size
 
     def hold(self, thing: object) -> None:
         """``thing`` must live until the next signaled request has completed."""
         self._held.append(thing)
 
-    def post(self, *, signaled: bool) -> int:
-        """Counts one request; returns its number."""
+    def post(self, *, signaled: bool) -> bool:
+        """Counts one request, whose number ``posted`` is then; returns whether it is signaled, as it is where that is due."""
+        due = signaled or self._is_due()
         self.posted += 1
-        if signaled:
+        if due:
+            self._signaled = self.posted
             self._marks.append(Mark(self.posted, self._head, self._held))
             self._held = []
             self._tail_staged = 0
-        return self.posted
+        return due
 
     def needs_flush(self) -> bool:
         """Whether the newest request is unsignaled: nothing would tell of its completion."""
-        return self.posted > (self._marks[-1].number if self._marks else self.done)
+        return self.posted > max(self._signaled, self.done)
 
     def completed(self, number: int) -> list[object]:
         """Signaled request ``number`` has completed, and all before it; returns what was held for it."""

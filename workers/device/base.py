@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -178,3 +178,21 @@ class Device(Protocol):
     def close(self) -> None:
         """Ends threads and frees streams; idempotent. Work that has not started is dropped."""
         ...
+
+
+@runtime_checkable
+class OwnCollectives(Protocol):
+    """A device with streams for collectives: those of gathering and of reducing.
+
+    Beside the model stream, a target's gathering overlaps with the experts of the target ahead, and its reducing with the next's.
+    """
+
+    @property
+    def collective_streams(self) -> tuple[Stream, Stream]: ...
+
+
+def collective_streams(device: Device) -> tuple[Stream, Stream]:
+    """Where a device gathers and reduces: on the model stream, unless it has streams of its own for it."""
+    return (
+        device.collective_streams if isinstance(device, OwnCollectives) else (device.model_stream, device.model_stream)
+    )

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from afore.models.expert_form import SILU_GATED, ExpertForm
-from afore.workers.device.base import F32, I32, Pairs, Work
+from afore.workers.device.base import F32, I32, Kernels, Pairs, Work
 from afore.workers.device.events import DeviceEvent, Failure
 from afore.workers.device.meetings import Meeting
 from afore.workers.device.ports import EmulatedFleet, Turn
 from afore.workers.device.profile import CostProfile
 from afore.workers.device.streams import CollectingStream, CopyBatch, Run, Wait
 from afore.workers.kernels import CpuKernels
-from afore.workers.partition import count_tiles
+from afore.workers.partition import count_pairs
 from afore.workers.tagged import TaggedLayer
 
 
@@ -110,6 +110,8 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
         self._occupied = False
         """The next item waits for its turn, for a stamp or for ports; or the stream is just looking at it."""
         self._failure: Failure | None = None
+        self._inline = device.counted and not self._fleet.jitter.compute_us
+        """Closures that leave no trace need no order among devices: they run when they are stamped."""
 
     def flush(self) -> None:
         now_ns = self._fleet.clock.now_ns()
@@ -191,6 +193,10 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
                 self._tail_ns = max(start_ns, stamp_ns)
                 if self._failure is None:
                     self._failure = item.event.failure
+            elif self._inline and isinstance(item, Run) and self._failure is None:
+                items.popleft()
+                duration_ns = self._device.profile.work_ns(item.work)
+                self._tail_ns = self._execute(item.work, item.do, start_ns, start_ns + duration_ns)
             else:
                 self._fleet.ready(self._turn(start_ns, item.work), self)
                 return
@@ -253,7 +259,7 @@ class EmulatedKernels:
         """See ``Kernels.grouped_mlp``. Over a ``TaggedLayer`` out[t] is hidden[t] times the sum of its weights here."""
         profile = self._device.profile
         if self._device.working_on.tiles == 0:
-            self._device.charge_us(profile.tile_us * count_tiles(np.diff(pairs.start_S1), profile.tile_tokens))
+            self._device.charge_us(profile.rows_us(pairs.start_S1))
         if isinstance(gate_up_SFD, TaggedLayer):
             gate_up_SFD.read(pairs.expert_S)
             token_P = pairs.token_P[: pairs.count]
@@ -265,10 +271,59 @@ class EmulatedKernels:
             self._real.grouped_mlp(hidden_TD, weights_TK, pairs, gate_up_SFD, down_SDI, out_TD, form, biases)
 
 
+class CountedKernels:
+    """Kernels over a model of counts: how many pairs each store row has, and what they cost; no pair is listed, no row computed."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._device = device
+
+    def partition(
+        self,
+        ids_TK: I32,
+        shares_X4: I32,
+        primary_row_E: I32,
+        my_rank: int,
+        num_rows: int,
+        first_redundant: int,
+        out: Pairs,
+    ) -> None:
+        """See ``Kernels.partition``: ``out`` gets its counts alone."""
+        if self._device.working_on.pairs == 0:
+            self._device.charge_us(self._device.profile.partition_pair_ns * ids_TK.size / 1e3)
+        out.count = count_pairs(ids_TK, shares_X4, primary_row_E, my_rank, num_rows, first_redundant, out)
+
+    def grouped_mlp(
+        self,
+        hidden_TD: F32,
+        weights_TK: F32,
+        pairs: Pairs,
+        gate_up_SFD: F32 | TaggedLayer,
+        down_SDI: F32 | TaggedLayer,
+        out_TD: F32,
+        form: ExpertForm = SILU_GATED,
+        biases: Any = None,
+    ) -> None:
+        """See ``Kernels.grouped_mlp``: takes the time of its tiles."""
+        if self._device.working_on.tiles == 0:
+            self._device.charge_us(self._device.profile.rows_us(pairs.start_S1))
+
+
 class EmulatedDevice:
     """One worker's device in ``fleet``. ``rank`` names its ports; ``name`` is unique in the fleet, by default ``ffn-{rank}``."""
 
-    def __init__(self, fleet: EmulatedFleet, rank: int, profile: CostProfile, *, name: str | None = None) -> None:
+    def __init__(
+        self,
+        fleet: EmulatedFleet,
+        rank: int,
+        profile: CostProfile,
+        *,
+        name: str | None = None,
+        counted: bool = False,
+        own_collectives: bool = False,
+    ) -> None:
+        """``counted``: its kernels compute nothing, not even which pairs are whose (``CountedKernels``).
+        ``own_collectives``: gathering and reducing have streams beside the model stream, and do not slow it down.
+        """
         self._name = f"ffn-{rank}" if name is None else name
         fleet.join(self._name)
         self.fleet = fleet
@@ -276,13 +331,18 @@ class EmulatedDevice:
         self.profile = profile
         self.awaited: dict[EmulatedEvent, None] = {}
         """Events that the host awaits, oldest first."""
+        self.counted = counted
+        """Whether its closures only count."""
         self._closed_ns: int | None = None
         self._working_on: Work | None = None
         self._start_ns = 0
         self._end_ns = 0
         self._model = EmulatedStream(self, "model")
         self._migration = EmulatedStream(self, "migration")
-        self._kernels = EmulatedKernels(self)
+        self._collective = (self._model, self._model)
+        if own_collectives:
+            self._collective = (EmulatedStream(self, "gather"), EmulatedStream(self, "reduce"))
+        self._kernels: Kernels = CountedKernels(self) if counted else EmulatedKernels(self)
 
     @property
     def name(self) -> str:
@@ -297,7 +357,12 @@ class EmulatedDevice:
         return self._migration
 
     @property
-    def kernels(self) -> EmulatedKernels:
+    def collective_streams(self) -> tuple[EmulatedStream, EmulatedStream]:
+        """See ``OwnCollectives``: the model stream twice, unless the device was made with its own."""
+        return self._collective
+
+    @property
+    def kernels(self) -> Kernels:
         return self._kernels
 
     @property

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from afore.core.clock import Clock
+from afore.core.virtual_loop import VirtualLoop
 from afore.workers.device.meetings import Meetings
 
 
@@ -111,6 +112,8 @@ class EmulatedFleet:
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """A timer of the loop, in the clock's nanoseconds; in virtual time it is exact."""
+        if isinstance(self.loop, VirtualLoop):
+            return self.loop.call_at_ns(when_ns, callback)
         return self.loop.call_later((when_ns - self.clock.now_ns()) / 1e9, callback)
 
     def _decide_at(self, when_ns: int) -> None:

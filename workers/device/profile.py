@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 
+import numpy as np
+import numpy.typing as npt
+
 from afore.core.errors import ConfigError
 from afore.workers.device.base import Work
 
@@ -59,6 +62,20 @@ class CostProfile:
     """More of it for each token."""
     prefill_context_ns: float = 0.0
     """More of it for each position that a token looks at, its own among them."""
+    expert_us: float = 0.0
+    """Least time of one expert that has pairs, however few: its weights are read once."""
+    sample_us: float = 0.0
+    """The last norm, logits and sampling of a step, however few rows."""
+    sample_token_us: float = 0.0
+    """More of it for each row."""
+    redistribute_us: float = 0.0
+    """What the policy puts on each target's critical path: gathering true loads and telling tokens where to go."""
+    gather_token_bytes: float = 0.0
+    """Bytes that gathering moves for each token; 0: what the rows weigh."""
+    reduce_token_bytes: float = 0.0
+    """Bytes that reducing moves for each token; 0: what the rows weigh."""
+    expert_bytes: float = 0.0
+    """Bytes of one expert; 0: what the store's rows weigh."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -86,19 +103,33 @@ class CostProfile:
                 context_us = self.prefill_context_ns * work.context / 1e3
                 cost_us = self.prefill_us + self.prefill_token_us * work.tokens + context_us
             case "gather":
-                cost_us = self.gather_us + _bytes_us(work.nbytes, self.gather_gb_per_s)
+                nbytes = work.tokens * self.gather_token_bytes or work.nbytes
+                cost_us = self.gather_us + _bytes_us(nbytes, self.gather_gb_per_s)
             case "reduce":
-                cost_us = self.reduce_us + _bytes_us(work.nbytes, self.reduce_gb_per_s)
+                nbytes = work.tokens * self.reduce_token_bytes or work.nbytes
+                cost_us = self.reduce_us + _bytes_us(nbytes, self.reduce_gb_per_s)
+            case "sample":
+                cost_us = self.sample_us + self.sample_token_us * work.tokens
+            case "redistribute":
+                cost_us = self.redistribute_us
             case _:
                 cost_us = 0.0
         return round((self.launch_us + cost_us) * 1e3)
 
     def copy_ns(self, nbytes: int) -> int:
         """Nanoseconds for which a copy occupies both its ports; at least one, so that every copy has a before and an after."""
-        return max(1, round((self.copy_latency_us + _bytes_us(nbytes, self.copy_gb_per_s)) * 1e3))
+        moved = self.expert_bytes or nbytes
+        return max(1, round((self.copy_latency_us + _bytes_us(moved, self.copy_gb_per_s)) * 1e3))
+
+    def rows_us(self, start_S1: npt.NDArray[np.int32]) -> float:
+        """The tiles of a grouping of pairs by store row [S+1]: each expert its tiles, at least the reading of its weights."""
+        tiles_S = -(-np.diff(start_S1) // self.tile_tokens)
+        if not self.expert_us:
+            return float(tiles_S.sum()) * self.tile_us
+        return float(np.maximum(tiles_S * self.tile_us, np.where(tiles_S > 0, self.expert_us, 0.0)).sum())
 
 
-def _bytes_us(nbytes: int, gb_per_s: float) -> float:
+def _bytes_us(nbytes: float, gb_per_s: float) -> float:
     return nbytes / gb_per_s / 1e3 if gb_per_s > 0 else 0.0
 
 

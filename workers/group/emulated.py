@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from afore.core.plan import PlanEntry
 from afore.transport.exchange import ExchangeLayout
-from afore.workers.device.base import Stream
+from afore.workers.device.base import Stream, Work
 from afore.workers.device.emulated import EmulatedStream
 from afore.workers.device.meetings import Meetings
 from afore.workers.group.shared import AttentionPeer, SharedGroup
@@ -29,14 +29,19 @@ class EmulatedGroup(SharedGroup):
         layout: ExchangeLayout,
         peers_A: Sequence[AttentionPeer],
         timeout_us: float,
+        redistributes: bool = False,
     ) -> None:
+        """``redistributes``: every target pays the profile's ``redistribute_us`` before its rows are gathered."""
         super().__init__(rank=rank, epoch=epoch, layout=layout, peers_A=peers_A, timeout_us=timeout_us)
         self._meetings = meetings
         self._epoch = epoch
         self._num_workers = layout.num_ffn
+        self._redistributes = redistributes
 
     def gather(self, stream: Stream, entry: PlanEntry, staging: Staging) -> None:
         """See ``Group.gather``."""
+        if self._redistributes:
+            stream.run(Work("redistribute", entry.target), _nothing)
         self._meet(stream, entry, "gather")
         super().gather(stream, entry, staging)
 
@@ -53,3 +58,7 @@ class EmulatedGroup(SharedGroup):
     def _meet(self, stream: Stream, entry: PlanEntry, what: str) -> None:
         assert isinstance(stream, EmulatedStream)
         stream.meet(self._meetings.at((self._epoch, entry.sequence, what), self._num_workers))
+
+
+def _nothing() -> None:
+    """Work that only takes time."""

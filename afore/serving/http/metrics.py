@@ -192,6 +192,8 @@ class _PlannerFigures(Collector):
                 migration["exposed_targets"] or 0,
             ),
             ("afore_plan_refusals", "Plans that an FFN worker refused.", counters.get("refusals", 0)),
+            ("afore_recorded_rows", "Rows that --record has taken.", counters.get("recorded", 0)),
+            ("afore_record_failures", "Recordings that a disk ended.", counters.get("record_failed", 0)),
             ("afore_target_aborts", "Targets that were aborted.", counters.get("aborts", 0)),
         ):
             yield CounterMetricFamily(name, what, value=value)

@@ -108,6 +108,8 @@ def test_the_planners_figures_are_those_it_sent() -> None:
         "afore_targets_with_copies_total": 9,
         "afore_targets_exposed_total": 0,
         "afore_plan_refusals_total": 1,
+        "afore_recorded_rows_total": 9,
+        "afore_record_failures_total": 0,
         "afore_target_aborts_total": 2,
         'afore_token_imbalance_ratio{when="before"}': 1.5,
         'afore_token_imbalance_ratio{when="after"}': 1.25,

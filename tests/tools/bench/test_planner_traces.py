@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afore.core.errors import ConfigError
-from afore.tools.bench.planner_traces import HOT_PART, SKEW, Recorded, calibrated, hot_part, normal, read_traces, skew
+from afore.scheduler.traces.calibrate import HOT_PART, SKEW, calibrated, hot_part, normal, skew
+from afore.tools.bench.planner_traces import Recorded, read_traces
 
 REAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "routing"
 

@@ -110,11 +110,12 @@ async def test_both_measurements_over_one_process() -> None:
 @pytest.mark.processes
 def test_a_run_of_real_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--fabrics", "loopback,shm,tcp", "--peers", "uvloop-unix", "--sizes", "0,100K", *QUICK]
+    given += ["--idle", "fd,spin-then-fd"]
     assert main(["transport", *given, "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["rounds"] == 2
     assert not report["interrupted"]
-    assert list(report["ways"]) == ["loopback", "shm", "tcp", "uvloop-unix"]
+    assert list(report["ways"]) == ["loopback", "shm", "shm spin-then-fd", "tcp", "tcp spin-then-fd", "uvloop-unix"]
     for name, way in report["ways"].items():
         assert list(way["sizes"]) == (["512"] if way["peer"] else ["0", "512", "102400"])
         for found in way["sizes"].values():
@@ -124,7 +125,7 @@ def test_a_run_of_real_processes(tmp_path: Path, capsys: pytest.CaptureFixture[s
             assert 0 < one_way["min_us"] <= round_trip["min_us"], name
             assert found["stream"]["n"] == 40
             assert found["stream"]["messages_per_second"] > 0
-    assert set(report["against_peers"]) == {"shm", "tcp"}
+    assert set(report["against_peers"]) == {"shm", "shm spin-then-fd", "tcp", "tcp spin-then-fd"}
     assert not list(Path("/dev/shm").glob("afore-bench*")), "nothing is left behind"
 
     console = Console(record=True, width=120, highlight=False)
@@ -133,7 +134,8 @@ def test_a_run_of_real_processes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for part in (
         "100K",
         "× best peer",
-        "There is no other in this version",
+        "spin-then-fd: turns of the event loop",
+        "shm spin-then-fd takes",
         "CPU s/M: user and system",
     ):
         assert part in text

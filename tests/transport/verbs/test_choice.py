@@ -69,6 +69,13 @@ def test_the_nearest_device_is_chosen_but_not_for_a_worse_address() -> None:
     poor = nic("mlx5_1", numa=1, gids=GIDS[:2])
     assert choose_path([far, poor], numa_node=1).device == "mlx5_0"
     assert choose_path([far, near]).device == "mlx5_0"
+    # Neither is on the process's node: the kernel's distances decide, and without them the name.
+    assert choose_path([far, near], numa_node=2, distances={0: 32, 1: 21, 2: 10}).device == "mlx5_1"
+    choice = choose_path([far, near], numa_node=2, distances={0: 21, 1: 32, 2: 10})
+    assert choice.device == "mlx5_0"
+    assert choice.reasons[0] == (
+        "device mlx5_0: on NUMA node 0, none with as good an address is nearer to 2; passed over: mlx5_1"
+    )
     # One NUMA node: nothing is known, nothing is far.
     assert choose_path([nic("a"), near], numa_node=1).device == "a"
 
@@ -123,10 +130,17 @@ def test_the_table_is_read_from_sysfs(tmp_path: Path) -> None:
     put("mlx5_0/ports/1/gid_attrs/types/0", "RoCE v2")
     put("mlx5_0/ports/1/gid_attrs/ndevs/0", "eth0")
     put("mlx5_0/ports/1/gids/1", "0000:0000:0000:0000:0000:0000:0000:0000")
+    for index in range(2, 100):
+        put(f"mlx5_0/ports/1/gids/{index}", "0000:0000:0000:0000:0000:0000:0000:0000")
+    put("mlx5_0/ports/1/gids/100", "0000:0000:0000:0000:0000:ffff:0a4d:0002")
+    put("mlx5_0/ports/1/gid_attrs/types/100", "RoCE v2")
     put("mlx5_0/ports/2/state", "1: DOWN")
     put("rxe0/ports/1/state", "4: ACTIVE")
     first, second = read_table(str(tmp_path))
     assert (first.name, first.numa_node, [port.state for port in first.ports]) == ("mlx5_0", 1, ["ACTIVE", "DOWN"])
-    assert [str(one) for one in first.ports[0].gids] == ["GID 0 (10.77.0.1, RoCE v2, eth0)"]
+    assert [str(one) for one in first.ports[0].gids] == [
+        "GID 0 (10.77.0.1, RoCE v2, eth0)",
+        "GID 100 (10.77.0.2, RoCE v2)",
+    ]
     assert (second.name, second.numa_node, second.ports[0].gids) == ("rxe0", None, ())
     assert read_table(str(tmp_path / "nothing")) == ()

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from afore.core.errors import AforeError
 from afore.transport.api import Lane
-from afore.transport.verbs.binding import load_binding
-from afore.transport.verbs.choice import choose_path
 from afore.transport.verbs.config import VerbsConfig
 from afore.transport.verbs.fabric import VerbsFabric
-from afore.transport.verbs.table import read_table
+from tests.softroce.device import need_device
 from tests.transport.conformance.helpers import take
 
 T_US = 20e6
 
 
 @pytest.mark.parametrize("api", ["pyverbs", "ibverbs"])
-async def test_a_write_and_its_notification_and_a_read(api: str) -> None:
-    try:
-        choose_path(read_table())
-        load_binding(api)
-    except AforeError as error:
-        pytest.skip(f"{error} (`make softroce` runs the fabrics' suite over an emulated device)")
+async def test_a_write_and_its_notification_and_a_read(api: str, request: pytest.FixtureRequest) -> None:
+    need_device(request, api)
     config = VerbsConfig(api=api, secret=b"the secret of this run, long enough")
     near, far = VerbsFabric(config), VerbsFabric(config)
     region = far.register(4096, label="r")

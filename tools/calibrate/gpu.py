@@ -1,4 +1,4 @@
-"""``python -m afore.tools.calibrate``: what a tile, a copy and the host cost on this machine's GPU, as a profile.
+"""``python -m afore.tools.calibrate --gpu``: what a tile, a copy and the host cost on this machine's GPU.
 
 Measured: β_tile over M_tile with every kernel that applies, copies over size and count, alone and under compute, what a target
 costs the host, and how soon the host hears that one is done, by bell and by query.
@@ -6,22 +6,16 @@ costs the host, and how soon the host hears that one is done, by bell and by que
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import datetime
-import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from afore.core.clock import WallClock
-from afore.core.errors import HostError
 from afore.core.version import VERSION
-from afore.tools.ending import end_with
 from afore.tools.gpu_bench import GLM_AIR, Bench, ExpertSize, Layer
 from afore.tools.gpu_measure import (
     completion_times,
@@ -39,43 +33,16 @@ TILES = {16: (4, 32), 32: (4, 32), 64: (4, 32), 128: (4, 32)}
 """Numbers of full tiles for each M_tile: the slope between them is β_tile."""
 COPIES = (1, 2, 4, 8, 16)
 
-EPILOG = """\
-example:
-  python -m afore.tools.calibrate --out profile.json
 
-exit status: 0 measured, 1 something failed, 2 there is no GPU
-"""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m afore.tools.calibrate",
-        description="Measure what tiles, copies and the host cost on this machine's GPU.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", help="write the profile to this file; standard output otherwise")
-    parser.add_argument("--repeats", type=int, default=20, help="times that each is measured; medians are kept")
-    options = parser.parse_args(argv)
-    if options.repeats < 1:
-        print(f"calibrate: --repeats: {options.repeats} measures nothing; give 1 or more", file=sys.stderr)
-        return 2
+def measure_gpu(repeats: int) -> dict[str, Any]:
+    """Everything measured, with machine, versions and date. Raises ``HostError`` where there is no GPU."""
+    gpu = find_gpus().gpus[0]
+    bench = Bench.open()
     try:
-        gpu = find_gpus().gpus[0]
-        bench = Bench.open()
-    except HostError as error:
-        print(f"calibrate: {error}", file=sys.stderr)
-        return 2
-    measured = calibrate(bench, GLM_AIR, partial(open_device, 0), tiles=TILES, counts=COPIES, repeats=options.repeats)
-    bench.close()
-    profile = {"machine": gpu.describe(), **versions(), **measured}
-    text = json.dumps(profile, indent=1) + "\n"
-    if options.out is None:
-        print(text, end="")
-    else:
-        Path(options.out).write_text(text, encoding="utf-8")
-    return 0
+        measured = calibrate(bench, GLM_AIR, partial(open_device, 0), tiles=TILES, counts=COPIES, repeats=repeats)
+    finally:
+        bench.close()
+    return {"machine": gpu.describe(), **versions(), **measured}
 
 
 def open_device(ordinal: int, completion: CompletionName) -> CudaDevice:
@@ -131,7 +98,3 @@ def _fitted(copies: list[dict[str, Any]], nbytes: int) -> dict[str, float]:
         "copy_latency_us": max(0.0, first["alone_us"] - each_us * first["experts"]),
         "copy_gb_per_s": nbytes / each_us / 1e3 if each_us > 0 else 0.0,
     }
-
-
-if __name__ == "__main__":
-    end_with(main)

@@ -1,0 +1,134 @@
+"""Profiles from spans and from this machine: a run of a known profile gives that profile back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afore.core.clock import Clock
+from afore.core.config import BatchOptions, PlannerOptions, RunConfig
+from afore.core.topology import Topology
+from afore.core.trace import Tracer
+from afore.models.counted import counted_spec
+from afore.serving.virtual import Ask, Emulation, run_emulated
+from afore.tools.calibrate.command import main
+from afore.tools.calibrate.fit import fit
+from afore.tools.calibrate.spans import Sample, read_samples
+from afore.tools.evaluate.demand import WORKLOADS, DriftingDemand
+from afore.workers.device.hardware import HardwareProfile, Number, read_profile
+
+ROWS = 24
+
+
+def tracers(directory: Path) -> Callable[[str, Clock], Tracer]:
+    return lambda name, clock: Tracer(name, clock, directory)
+
+
+def record(directory: Path, profile: HardwareProfile) -> None:
+    """A short virtual run of the profile, with span files."""
+    shape = profile.shape
+    layers, dense = 3, 1
+    demand = DriftingDemand(WORKLOADS["chat"], num_layers=layers, num_experts=128, experts_per_token=8, seed=5)
+    costs = profile.costs(workers=4)
+    config = RunConfig(
+        topology=Topology(attention=2, ffn=4, microbatches=2, redundant_slots=4),
+        planner=PlannerOptions(tile_tokens=costs.tile_tokens, charge_us=costs.planner_us),
+        batch=BatchOptions(max_num_seqs=4 * ROWS, block_tokens=64, kv_blocks=8 * ROWS),
+    )
+    spec = counted_spec(
+        num_experts=int(shape.experts.value),
+        experts_per_token=int(shape.top_k.value),
+        moe_layers=layers,
+        dense_layers=dense,
+    )
+    # Requests of different lengths: steps of different sizes, as a line needs them.
+    asks = [Ask(prompt=(0,) * 3, max_new_tokens=4 + number % 7) for number in range(4 * ROWS)]
+    emulation = Emulation(
+        spec=spec, demand=demand, profile=costs, make_tracer=tracers(directory), free_prefill=True, record=False
+    )
+    run_emulated(config, asks, emulation)
+
+
+@pytest.mark.slow
+def test_a_run_of_a_profile_gives_that_profile_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = read_profile("a100-glm45air")
+    true = replace(
+        base,
+        chip=replace(base.chip, gemm_efficiency=known(0.31), layer_host_us=known(210), partition_us=known(33)),
+        wires=replace(base.wires, link_efficiency=known(0.42)),
+    )
+    record(tmp_path, true)
+    assert main([str(tmp_path), "--base", "a100-glm45air", "--out", str(tmp_path / "found.yaml")]) == 0
+    found = read_profile(str(tmp_path / "found.yaml"))
+    for name in ("gemm_efficiency", "layer_host_us", "partition_us", "dense_efficiency"):
+        number = getattr(found.chip, name)
+        assert number.value == pytest.approx(getattr(true.chip, name).value, rel=0.02), name
+        assert number.kind == "measured"
+        assert "error on others" in number.source
+    assert found.wires.link_efficiency.value == pytest.approx(0.42, rel=0.02)
+    assert found.chip.tflops == base.chip.tflops
+    assert found.plan_us(4) == pytest.approx(true.plan_us(4), rel=0.05)
+    assert "experts" in capsys.readouterr().out
+    # A line that fits one half of the steps must tell the other half.
+    samples = read_samples(tmp_path, 64).samples["experts"]
+    assert fit(samples, slope=True).error < 0.02
+
+
+def known(value: float) -> Number:
+    return Number(value=value, kind="given", source="the test")
+
+
+@given(st.floats(0, 1000), st.floats(0.1, 100), st.lists(st.integers(1, 50), min_size=2, max_size=40, unique=True))
+def test_a_line_is_found(fixed_us: float, each_us: float, sizes: list[int]) -> None:
+    samples = [Sample(size, fixed_us + each_us * size, step) for step, size in enumerate(sizes) for _ in range(3)]
+    samples += [Sample(s.size, s.took_us, s.step + 1) for s in samples]
+    found = fit(samples, slope=True)
+    assert found.line.at(25) == pytest.approx(fixed_us + each_us * 25, rel=1e-6, abs=1e-6)
+    assert found.error < 1e-6
+
+
+def test_neither_part_of_a_line_is_negative() -> None:
+    falling = fit([Sample(1, 10, 0), Sample(2, 5, 0)], slope=True).line
+    assert falling.each_us == 0
+    assert falling.fixed_us == 7.5
+    steep = fit([Sample(1, 1, 0), Sample(2, 10, 0)], slope=True).line
+    assert steep.fixed_us == 0
+    assert steep.each_us > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], "nothing to fit"),
+        (["DIR"], "nothing to fit"),
+        (["DIR", "--base", "a100-glm45air"], "holds no span file"),
+        (["DIR", "--base", "nothing"], "there is no 'nothing'"),
+        (["DIR", "--measure"], "no span files"),
+    ],
+)
+def test_mistakes_are_named(
+    arguments: list[str], names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given_ = [str(tmp_path) if argument == "DIR" else argument for argument in arguments]
+    assert main([*given_, "--out", str(tmp_path / "x.yaml")]) == 2
+    assert names in capsys.readouterr().err
+    assert not (tmp_path / "x.yaml").exists()
+
+
+@pytest.mark.slow
+def test_this_cpu_can_be_measured(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.yaml"
+    assert main(["--measure", "--out", str(path)]) == 0
+    profile = read_profile(str(path))
+    assert profile.name == "cpu"
+    assert profile.shape.experts.value == 128
+    costs = profile.costs(workers=2)
+    assert 0 < costs.tile_us < 1000
+    assert costs.attention_us > costs.tile_us
+    measured = (profile.chip.tflops, profile.chip.gemm_efficiency, profile.wires.link_gb_per_s)
+    assert all(number.kind == "measured" and number.value > 0 for number in measured)

@@ -1,0 +1,91 @@
+"""Cells: whole runs in virtual time, small ones; what must follow from the mechanisms, and that nothing else does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afore.tools.evaluate.cell import Cell, percentile, run_cell
+from afore.tools.evaluate.figures import vary
+from afore.tools.evaluate.store import results_of, to_bytes
+
+SMALL = Cell(policy="afore", attention=2, ffn=4, prefill=1, slots=4, rows=60, layers=4, warm=2, steps=4)
+FAST_ATTENTION = {"attention": 4, "rows": 30}
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def afore() -> dict[str, Any]:
+    return run_cell(SMALL)
+
+
+def test_the_same_cell_gives_the_same_bytes_under_any_hash_seed(afore: dict[str, Any]) -> None:
+    code = (
+        "import sys; from tests.tools.evaluate.test_cell import SMALL, run_cell, to_bytes; "
+        "sys.stdout.buffer.write(to_bytes(run_cell(SMALL)))"
+    )
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        found = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
+        assert found.stdout == to_bytes(afore)
+
+
+def test_every_policy_meets_the_same_demand_and_every_token_comes(afore: dict[str, Any]) -> None:
+    static = run_cell(vary(SMALL, policy="static"))
+    assert static["demand_crc"] == afore["demand_crc"] != 0
+    assert static["copies"]["targets"] == 0 < afore["copies"]["targets"]
+    assert afore["tokens"] >= 2 * 3 * 60 * 4
+    assert static["imbalance"]["tile"]["after"] == static["imbalance"]["tile"]["before"]
+    assert afore["imbalance"]["tile"]["after"] < static["imbalance"]["tile"]["after"]
+    assert afore["tokens_per_s"] > static["tokens_per_s"]
+    assert afore["itl_p50_ms"] <= afore["itl_p95_ms"]
+
+
+def test_what_a_policy_pays_on_the_path_is_paid_by_every_target(afore: dict[str, Any]) -> None:
+    paid = run_cell(vary(SMALL, redistribute_us=2000.0))
+    # FFN workers are the bottleneck by then: three microbatches of four layers, a step long each.
+    assert paid["itl_mean_ms"] - afore["itl_mean_ms"] > 3 * 4 * 1.0
+    assert paid["demand_crc"] == afore["demand_crc"]
+
+
+def test_collectives_beside_the_experts_cost_less() -> None:
+    deep = vary(SMALL, **FAST_ATTENTION, layers=16, steps=2, warm=1)  # experts decide, not the ends of a step
+    between, beside = run_cell(deep), run_cell(vary(deep, collectives="own-stream"))
+    assert beside["tokens_per_s"] > between["tokens_per_s"]
+    assert beside["demand_crc"] == between["demand_crc"]
+
+
+def test_attention_on_the_experts_devices_costs_more() -> None:
+    apart = run_cell(vary(SMALL, **FAST_ATTENTION))
+    together = run_cell(vary(SMALL, **FAST_ATTENTION, colocated=True))
+    assert together["tokens_per_s"] < apart["tokens_per_s"]
+
+
+def test_a_slow_worker_slows_everybody() -> None:
+    assert run_cell(vary(SMALL, slow_worker=3.0))["tokens_per_s"] < run_cell(SMALL)["tokens_per_s"]
+
+
+def test_cells_that_are_there_are_not_run_again(tmp_path: Path) -> None:
+    tiny = vary(SMALL, layers=1, rows=4, steps=1)
+    other = vary(tiny, seed=1)
+    run: list[Cell] = []
+    first = results_of([tiny, tiny], tmp_path, lambda cell, done, total: run.append(cell))
+    again = results_of([tiny, other], tmp_path, lambda cell, done, total: run.append(cell))
+    assert run == [tiny, other]
+    assert again[tiny] == first[tiny]
+    (tmp_path / "cells" / f"{tiny.key()}.json").write_text("{}")
+    assert results_of([tiny], tmp_path, lambda cell, done, total: run.append(cell)) == {tiny: first[tiny]}
+    assert run == [tiny, other, tiny]
+
+
+def test_percentiles_are_nearest_ranks() -> None:
+    values = [float(value) for value in range(1, 101)]
+    assert percentile(values, 95) == 95.0
+    assert percentile([7.0], 95) == 7.0
+    assert percentile([], 95) == 0.0
+    assert percentile([1.0, 2.0], 50) == 1.0

@@ -1,0 +1,1 @@
+"""``python -m afore.tools.calibrate``: a hardware profile from a run's span files, or measured on this machine."""

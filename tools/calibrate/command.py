@@ -1,0 +1,101 @@
+"""The command ``python -m afore.tools.calibrate``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from afore.core.errors import AforeError, ConfigError
+from afore.models.bundle import bundled_model_path
+from afore.tools.bench.files import write_whole
+from afore.tools.calibrate.fit import fit_all, profile_from, to_yaml_fields
+from afore.tools.calibrate.measure import measure_cpu
+from afore.tools.calibrate.spans import read_samples
+from afore.workers.device.hardware import HardwareProfile, profile_names, read_profile
+
+EPILOG = """examples:
+  python -m afore.tools.calibrate --measure --out cpu.yaml
+  python -m afore.tools.calibrate --gpu --out gpu.json
+  python -m afore.launch --trace spans/ … ; python -m afore.tools.calibrate spans/ --base cpu.yaml --out here.yaml
+
+With span files, what the run shows takes the place of the base's numbers: times of tiles, rows, plans and copies. The base gives
+the model, peaks and what was not recorded. Fitted on even steps, tested on odd ones; the errors are printed and stand in the file.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes a profile; 0, or 2 for a mistake of the caller's."""
+    options = _parser().parse_args(argv)
+    try:
+        if options.gpu:
+            return _gpu(options)
+        profile = _measured(options) if options.measure else _fitted(options)
+        text = yaml.safe_dump(to_yaml_fields(profile), sort_keys=False, allow_unicode=True, width=120)
+        write_whole(options.out, text.encode())
+    except AforeError as error:
+        print(f"calibrate: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.out}: profile {profile.name}, {profile.about}")
+    return 0
+
+
+def _measured(options: argparse.Namespace) -> HardwareProfile:
+    if options.spans is not None:
+        raise ConfigError("--measure", "it needs no span files", "give a directory, or --measure")
+    return measure_cpu(Path(options.model or bundled_model_path()))
+
+
+def _gpu(options: argparse.Namespace) -> int:
+    # Only here: kernels and drivers.
+    from afore.tools.calibrate.gpu import measure_gpu
+
+    if options.spans is not None or options.measure:
+        raise ConfigError("--gpu", "it needs no span files, and is not for the CPU", "give --gpu and --out alone")
+    if options.repeats < 1:
+        raise ConfigError("--repeats", f"{options.repeats} measures nothing", "give 1 or more")
+    found = measure_gpu(options.repeats)
+    write_whole(options.out, (json.dumps(found, indent=1) + "\n").encode())
+    print(f"{options.out}: {found['machine']}")
+    return 0
+
+
+def _fitted(options: argparse.Namespace) -> HardwareProfile:
+    if options.spans is None or options.base is None:
+        raise ConfigError("calibrate", "nothing to fit", "give a directory of span files and --base, or --measure")
+    base = read_profile(options.base)
+    recorded = read_samples(Path(options.spans), int(base.chip.tile_tokens.value))
+    fits = fit_all(recorded)
+    print(f"{'span':10} {'fixed µs':>10} {'each µs':>10} {'fitted':>7} {'tested':>7} {'error':>7}")
+    for name, found in fits.items():
+        line = found.line
+        print(
+            f"{name:10} {line.fixed_us:>10.2f} {line.each_us:>10.3f} {found.fitted:>7} {found.tested:>7} {found.error:>7.1%}"
+        )
+    for problem in recorded.problems:
+        print(problem, file=sys.stderr)
+    name = options.name or Path(options.out).stem
+    about = f"fitted to a run's span files, from the profile {base.name}"
+    return profile_from(base, fits, name=name, about=about, workers=recorded.workers)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m afore.tools.calibrate",
+        description="A hardware profile for virtual time, from a run or from this machine.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("spans", nargs="?", metavar="DIR", help="span files of a run (--trace)")
+    parser.add_argument("--base", help=f"what the run does not show: {', '.join(profile_names())}, or FILE.yaml")
+    parser.add_argument("--measure", action="store_true", help="measure this CPU instead")
+    parser.add_argument("--gpu", action="store_true", help="measure this machine's GPU instead, into JSON")
+    parser.add_argument("--repeats", type=int, default=20, help="times that --gpu measures each; medians are kept")
+    parser.add_argument("--model", help="checkpoint that --measure is for; none takes the bundled model")
+    parser.add_argument("--name", help="of the profile; none: the file's")
+    parser.add_argument("--out", required=True, metavar="FILE", help="where the profile is written")
+    return parser

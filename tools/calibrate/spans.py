@@ -1,0 +1,99 @@
+"""What a run's span files say about costs: pieces of work with their size and the time that they took."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from afore.core.errors import ConfigError
+from afore.core.slots import contiguous_primaries
+from afore.core.target import Target
+from afore.core.topology import ATTENTION, FFN, SCHEDULER
+from afore.core.trace import Span
+from afore.tools.trace_files import open_directory
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One piece of work."""
+
+    size: float
+    """Tiles, rows or copies: what its time grows with."""
+    took_us: float
+    step: int
+    """Of its target: halves of a run are told apart by it."""
+
+
+@dataclass(slots=True)
+class Recorded:
+    """All samples of a run, by span."""
+
+    samples: dict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))
+    workers: int = 0
+    """N."""
+    problems: list[str] = field(default_factory=list)
+
+
+def read_samples(directory: Path, tile_tokens: int) -> Recorded:
+    """Samples of every span file in ``directory``. Raises ``ConfigError`` where it holds no run of a cluster.
+
+    Tiles of a target on a worker are counted from the demand and the shares that the scheduler recorded.
+    """
+    files, problems = open_directory(directory)
+    recorded = Recorded(problems=problems)
+    planned: dict[int, dict[str, Any]] = defaultdict(dict)
+    experts: list[tuple[int, Span]] = []
+    for file in files:
+        role, rank = file.header.role, file.header.rank
+        for _, span in file.records():
+            if role == SCHEDULER and span.name in ("planned", "entry"):
+                planned[span.args["sequence"]].update(span.args)
+            elif role == FFN and span.name == "experts":
+                experts.append((rank, span))
+            elif span.target is not None and span.kind == "span":
+                _add(recorded, role, span, span.target)
+        recorded.problems += file.problems()
+    recorded.workers = max((args["workers"] for args in planned.values() if "workers" in args), default=0)
+    if not planned or not experts:
+        raise ConfigError(
+            str(directory),
+            "holds no scheduler's and FFN workers' spans",
+            "record a run with --trace DIR, all roles of it",
+        )
+    for rank, span in experts:
+        args = planned.get(span.args["sequence"], {})
+        if span.target is not None and "demand" in args and "shares" in args:
+            tiles = _tiles(args, rank, tile_tokens)
+            recorded.samples["experts"].append(_sample(span, span.target, tiles))
+    return recorded
+
+
+def _add(recorded: Recorded, role: str, span: Span, target: Target) -> None:
+    if role == FFN and span.name in ("partition", "gather", "reduce", "copy"):
+        recorded.samples[span.name].append(_sample(span, target, 1.0))
+    elif role == ATTENTION and span.name == "attention":
+        recorded.samples["attention"].append(_sample(span, target, float(span.args.get("tokens", 0))))
+    elif role == SCHEDULER and span.name == "plan":
+        recorded.samples["plan"].append(_sample(span, target, 1.0))
+
+
+def _sample(span: Span, target: Target, size: float) -> Sample:
+    return Sample(size, (span.end_ns - span.start_ns) / 1e3, target.step)
+
+
+def _tiles(args: dict[str, Any], rank: int, tile_tokens: int) -> float:
+    """Tiles that the worker computed: its shares, and of its primaries what others do not take."""
+    demand_E = np.array(args["demand"], dtype=np.int64)
+    mine, left_E = [], demand_E.copy()
+    for expert, worker, _slot, count, _generation in args["shares"]:
+        taken = min(count, int(left_E[expert]))
+        left_E[expert] -= taken
+        if worker == rank:
+            mine.append(taken)
+    primaries_E = np.asarray(contiguous_primaries(demand_E.shape[0], args["workers"]))
+    pairs = np.concatenate([left_E[primaries_E == rank], np.array(mine, dtype=np.int64)])
+    return float((-(-pairs // tile_tokens)).sum())
