@@ -8,7 +8,8 @@ from afore.core.errors import HostError
 from afore.tools.doctor_gpus import check_gpus
 from afore.workers.device.cuda.driver import Driver
 from afore.workers.device.cuda.probe import Found, describe_gpus
-from tests.workers.device.cuda.fake_driver import FakeCalls, Machine
+from tests.workers.device.cuda.fake_driver import FakeCalls
+from tests.workers.device.cuda.fake_machine import Machine
 
 
 def machine(gpus: int, reachable: set[tuple[int, int]] | None = None) -> Found:

@@ -28,7 +28,9 @@ from afore.tools.gpu_report import LIMITS, write_report
 from afore.workers.device.cuda.device import CompletionName, CudaDevice
 from afore.workers.device.cuda.driver import Driver
 from afore.workers.device.cuda.kernels import torch_implementation
-from tests.workers.device.cuda.fake_driver import FakeCalls, Machine
+from afore.workers.device.cuda.probe import Found, describe_gpus
+from tests.workers.device.cuda.fake_driver import FakeCalls
+from tests.workers.device.cuda.fake_machine import Machine
 from tests.workers.device.cuda.presence import missing_gpu
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -177,6 +179,21 @@ def test_the_command_lists_its_parts_and_says_where_there_is_no_gpu() -> None:
     assert refused.returncode == 2
     assert refused.stderr.startswith("gpu_check: GPU: ")
     assert len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_whole_check_whose_part_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver is said to be there and is not: the part says so, the report is written, the status is 1."""
+    if missing_gpu() == "":
+        pytest.skip("there is a GPU here")
+    driver = Driver(FakeCalls())
+    monkeypatch.setattr(gpu_check, "find_gpus", lambda: Found(driver.version, describe_gpus(driver)))
+    monkeypatch.setattr(gpu_check, "compiling", lambda: contextlib.nullcontext(no_wait))
+    assert gpu_check.main(["--only", "device", "--out", str(tmp_path)]) == 1
+    report = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert report["parts"]["device"]["outcome"] == "failed"
+    assert "HostError" in report["parts"]["device"]["why"]
+    assert "Fake GPU" in (tmp_path / "gpu_check.md").read_text()
 
 
 def test_calibration_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

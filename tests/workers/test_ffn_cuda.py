@@ -24,7 +24,8 @@ from afore.workers.device.cuda.driver import Driver, load_driver
 from afore.workers.device.cuda.kernels import torch_implementation, triton_implementation
 from afore.workers.device.cuda.probe import gpu_of
 from afore.workers.ffn_cuda import CudaFfn
-from tests.workers.device.cuda.fake_driver import FakeCalls, Machine
+from tests.workers.device.cuda.fake_driver import FakeCalls
+from tests.workers.device.cuda.fake_machine import Machine
 from tests.workers.device.cuda.fake_types import CUresult
 from tests.workers.device.cuda.presence import need_gpu
 from tests.workers.ffn_parts import Plans, Shape

@@ -11,69 +11,12 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from tests.workers.device.cuda import fake_types as t
+from tests.workers.device.cuda.fake_machine import Allocation, Machine, Operation, Record, Uuid
 
 OK = t.CUresult.CUDA_SUCCESS
-
-
-@dataclass
-class _Uuid:
-    bytes: bytes
-
-
-@dataclass
-class _Record:
-    """One recording of an event: what waits capture."""
-
-    done: bool = False
-    time_us: float = 0.0
-    failed: bool = False
-
-
-@dataclass
-class _Allocation:
-    memory: Any
-    nbytes: int
-    kind: str
-    owner: FakeCalls
-    mapped: int = 0
-    """Openings of other processes."""
-
-
-@dataclass
-class _Operation:
-    name: str
-    run: Callable[[], None]
-    after: _Record | None = None
-    record: _Record | None = None
-
-
-@dataclass
-class Machine:
-    """GPUs that several processes share. ``reachable``: pairs of GPUs with peer access, all by default.
-
-    ``tick`` says when an operation runs, from when the last one did, in microseconds.
-    """
-
-    gpus: int = 1
-    version: int = 13010
-    reachable: set[tuple[int, int]] | None = None
-    room_nbytes: int = 1 << 30
-    now_us: float = 0.0
-    tick: Callable[[float], float] = lambda now_us: now_us + 1
-    allocations: dict[int, _Allocation] = field(default_factory=dict)
-    exported: dict[bytes, int] = field(default_factory=dict)
-    numbers: Any = field(default_factory=lambda: itertools.count(0x1000))
-
-    def within(self, address: int, nbytes: int) -> _Allocation | None:
-        """The allocation that has all of these bytes."""
-        for base, allocation in self.allocations.items():
-            if base <= address and address + nbytes <= base + allocation.nbytes:
-                return allocation
-        return None
 
 
 class FakeCalls:
@@ -102,9 +45,9 @@ class FakeCalls:
         """Calls that the driver's library does not have."""
         self.broken = False
         """The GPU has failed: what is enqueued does not run any more."""
-        self.streams: dict[int, list[_Operation]] = {}
+        self.streams: dict[int, list[Operation]] = {}
         self.priorities: dict[int, int] = {}
-        self.events: dict[int, _Record | None] = {}
+        self.events: dict[int, Record | None] = {}
         self.registered: dict[int, int] = {}
         self._held: set[int] = set()
         self._current = -1
@@ -168,7 +111,7 @@ class FakeCalls:
         return (OK, b"Fake GPU\0".ljust(length, b"\0"))
 
     def cuDeviceGetUuid(self, dev: t.CUdevice) -> tuple[Any, ...]:
-        return (OK, _Uuid(bytes([int(dev)]) * 16))
+        return (OK, Uuid(bytes([int(dev)]) * 16))
 
     def cuDeviceTotalMem(self, dev: t.CUdevice) -> tuple[Any, ...]:
         return (OK, self.machine.room_nbytes)
@@ -233,13 +176,13 @@ class FakeCalls:
     def cuEventRecord(self, hEvent: t.CUevent, hStream: t.CUstream) -> tuple[Any, ...]:
         if self._bad_event(hEvent) or self._bad_stream(hStream):
             return (t.CUresult.CUDA_ERROR_INVALID_HANDLE,)
-        record = _Record()
+        record = Record()
 
         def reach() -> None:
             record.done, record.time_us = True, self.machine.now_us
 
         self.events[hEvent] = record
-        return self._enqueue("cuEventRecord", (hEvent, hStream), hStream, _Operation("record", reach, record=record))
+        return self._enqueue("cuEventRecord", (hEvent, hStream), hStream, Operation("record", reach, record=record))
 
     def cuStreamWaitEvent(self, hStream: t.CUstream, hEvent: t.CUevent, Flags: int) -> tuple[Any, ...]:
         if self._bad_event(hEvent) or self._bad_stream(hStream):
@@ -247,7 +190,7 @@ class FakeCalls:
         record = self.events[hEvent]
         if record is None:
             self.mistakes.append(f"a wait for event {int(hEvent):#x}, which nobody has recorded: CUDA does not wait")
-        operation = _Operation("wait", lambda: None, after=record)
+        operation = Operation("wait", lambda: None, after=record)
         return self._enqueue("cuStreamWaitEvent", (hStream, hEvent, Flags), hStream, operation)
 
     def cuEventQuery(self, hEvent: t.CUevent) -> tuple[Any, ...]:
@@ -281,7 +224,7 @@ class FakeCalls:
         if self._bad_stream(hStream):
             return (t.CUresult.CUDA_ERROR_INVALID_HANDLE,)
         function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(int(fn))
-        operation = _Operation("call", lambda: function(userData))
+        operation = Operation("call", lambda: function(userData))
         return self._enqueue("cuLaunchHostFunc", (hStream, fn, userData), hStream, operation)
 
     # Memory
@@ -323,7 +266,7 @@ class FakeCalls:
             return (t.CUresult.CUDA_ERROR_INVALID_HANDLE,)
         self._reachable(dst, ByteCount)
         self._reachable(src, ByteCount)
-        operation = _Operation("copy", lambda: _move(dst, src, ByteCount))
+        operation = Operation("copy", lambda: _move(dst, src, ByteCount))
         return self._enqueue("cuMemcpyAsync", (dst, src, ByteCount, hStream), hStream, operation)
 
     def cuMemcpyBatchAsync(
@@ -365,7 +308,7 @@ class FakeCalls:
             for dst, src, nbytes in reversed(spans):  # in no particular order
                 _move(dst, src, nbytes)
 
-        return self._enqueue("cuMemcpyBatchAsync", (tuple(spans), hStream), hStream, _Operation("copies", run))
+        return self._enqueue("cuMemcpyBatchAsync", (tuple(spans), hStream), hStream, Operation("copies", run))
 
     # Between processes
 
@@ -403,7 +346,7 @@ class FakeCalls:
 
     # Running
 
-    def _enqueue(self, name: str, arguments: tuple[Any, ...], stream: int, operation: _Operation) -> tuple[Any, ...]:
+    def _enqueue(self, name: str, arguments: tuple[Any, ...], stream: int, operation: Operation) -> tuple[Any, ...]:
         if self.broken:
             return (t.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,)
         if name in self.failing:
@@ -423,7 +366,7 @@ class FakeCalls:
         finally:
             self._running = False
 
-    def _step(self, stream: int, work: list[_Operation]) -> bool:
+    def _step(self, stream: int, work: list[Operation]) -> bool:
         if not work or stream in self._held:
             return False
         if work[0].after is not None and not work[0].after.done:
@@ -441,7 +384,7 @@ class FakeCalls:
     def _allocate(self, name: str, nbytes: int, kind: str, make: Callable[[int], Any]) -> tuple[Any, ...]:
         raw = ctypes.create_string_buffer(nbytes + 256)
         address = -(-ctypes.addressof(raw) // 256) * 256
-        self.machine.allocations[address] = _Allocation(raw, nbytes, kind, self)
+        self.machine.allocations[address] = Allocation(raw, nbytes, kind, self)
         return self._answer(name, (nbytes,), make(address))
 
     def _free(self, name: str, address: int, kind: str) -> tuple[Any, ...]:

@@ -12,7 +12,8 @@ import pytest
 from afore.core.errors import HostError
 from afore.workers.device.cuda.driver import Driver, Span, load_driver
 from afore.workers.device.cuda.errors import CudaError, meaning
-from tests.workers.device.cuda.fake_driver import FakeCalls, Machine
+from tests.workers.device.cuda.fake_driver import FakeCalls
+from tests.workers.device.cuda.fake_machine import Machine
 from tests.workers.device.cuda.fake_types import CUresult
 from tests.workers.device.cuda.presence import missing_gpu, need
 
