@@ -77,7 +77,8 @@ def test_configuration_keys_exist(page: Page) -> None:
 
 def options_of(module: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """What ``--help`` of a tool prints, for its subcommand where it has some."""
-    subcommand = arguments[:1] if module in ("afore.tools.trace", "afore.tools.bench", "afore.tools.plan") else []
+    with_commands = ("afore.tools.trace", "afore.tools.bench", "afore.tools.plan", "afore.tools.traces")
+    subcommand = arguments[:1] if module in with_commands else []
     with pytest.raises(SystemExit):
         importlib.import_module(module).main([*subcommand, "--help"])
     return capsys.readouterr().out
@@ -129,6 +130,10 @@ def test_options_in_prose_exist(page: Page, capsys: pytest.CaptureFixture[str]) 
         ("wire", "replay"),
         ("plan", "explain"),
         ("plan", "table2"),
+        ("replay",),
+        ("traces", "info"),
+        ("traces", "import"),
+        ("traces", "export"),
     ):
         known |= set(re.findall(r"--([\w-]+)", options_of(f"afore.tools.{tool}", subcommand, capsys)))
     for code in page.inline:
