@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+import numpy as np
+
 from afore.core import control
 from afore.core.demand import demand_crc
 from afore.core.errors import PlanError
@@ -170,6 +172,10 @@ class PlainWay:
         if self._watched():
             await self._report(self._stats.seen(entry, loads, skipped=skipped))
 
+    async def fill(self, target: Target, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copies for ``target``'s layer, before anything is planned."""
+        await self._ahead(Complete(target, (), np.zeros(0, np.int32)), target.layer, copies, CopyStart.NOW)
+
     async def _ahead(
         self, complete: Complete, layer: int, copies: Sequence[tuple[int, int, int]], start: CopyStart
     ) -> None:
@@ -182,6 +188,7 @@ class PlainWay:
             except PlanError:
                 # As in ``_publish``: a policy's mistake.
                 self._stats.counters["plan_errors"] += 1
+                self._withdraw(complete.target)
                 self._policy.reset_layer(layer)
                 return
             self._stats.counters["copies_ahead"] += len(entry.copies)

@@ -36,13 +36,16 @@ class Transitions:
     def predict(self, layer: int, demand_E: Ids) -> DemandVector:
         """The next layer's demand [E], int32, from that of ``layer``: each pair counts as its expert's followers' shares.
 
-        Pairs of experts that nothing has been seen of predict nothing.
+        Pairs of experts that nothing has been seen of go where all others went; before anything was seen, nothing is predicted.
         """
         counts_EE = self.counts_LEE[layer]
-        seen_E = counts_EE.sum(axis=1)
+        seen_E, followed_E = counts_EE.sum(axis=1), counts_EE.sum(axis=0)
+        if not followed_E.any():
+            return np.zeros(self._E, np.int32)
         known_E = np.where(seen_E > 0, demand_E, 0)
-        expected_E = (known_E / np.maximum(seen_E, 1)) @ counts_EE
-        return largest_remainder(expected_E, int(known_E.sum())).astype(np.int32)
+        strangers = int(np.sum(demand_E)) - int(known_E.sum())
+        expected_E = (known_E / np.maximum(seen_E, 1)) @ counts_EE + strangers * followed_E / followed_E.sum()
+        return largest_remainder(expected_E, int(np.sum(demand_E))).astype(np.int32)
 
 
 def inaccurate(demand_E: Ids, accuracy: float, rng: np.random.Generator) -> DemandVector:

@@ -212,6 +212,14 @@ class Recorded:
         self._policy.reset_layer(layer)
         self._recorder.reset(layer)
 
+    def adopt_layer(self, layer: int, slots_NR: NDArray[np.int32]) -> None:
+        self._policy.adopt_layer(layer, slots_NR)  # type: ignore[attr-defined]  # whoever warms up has looked
+        copies_X5 = [(layer, int(slots_NR[w, r]), w, r, 0) for w, r in np.argwhere(slots_NR >= 0).tolist()]
+        answer = Answer(copies_X5=np.array(copies_X5, np.int32).reshape(-1, 5))
+        self._recorder.row(
+            TraceTarget(target=Target(layer, 0, 0), event=Event.ADOPT, answer=answer, protected_NR=slots_NR > -2)
+        )
+
     def _tell(
         self,
         event: Event,

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from afore.core import control
 from afore.core.config import RunConfig
-from afore.core.errors import WireError
+from afore.core.errors import ConfigError, WireError
 from afore.core.slots import contiguous_primaries, slots_vector
 from afore.core.topology import FFN
 from afore.models.config import ModelSpec
@@ -31,6 +31,7 @@ from afore.scheduler.recorder import Recorded, Recorder, WatchedCosts, planner_f
 from afore.scheduler.service import Planning
 from afore.scheduler.stats import RunStats
 from afore.scheduler.traces.records import TraceHeader
+from afore.scheduler.warm_start import filled, warm_copies
 from afore.transport import bells
 from afore.transport.api import Lane, Link, Region, RegionKey
 from afore.transport.crew import crew, reporting
@@ -142,6 +143,12 @@ def build_policy(
     )
 
 
+def check_adopts(policy: Policy) -> None:
+    """Raises ``ConfigError`` for a policy that has no use for replicas before its first target."""
+    if not hasattr(policy, "adopt_layer"):
+        raise ConfigError("warm_start", f"policy {policy.name} uses no replicas that it has not copied", "leave it out")
+
+
 def recorded_header(config: RunConfig, spec: ModelSpec, policy: Policy) -> TraceHeader:
     """What a recording of this run says of it."""
     topology, planner = config.topology, planner_config(config, spec)
@@ -214,6 +221,10 @@ def _planning(
 
     cells = compiled_cells(policy, mailbox, ring) if predictions is None else None
     publisher = Publisher(ring, epoch=epoch, num_layers=spec.num_moe_layers, now_ns=ctx.clock.now_ns, cells=cells)
+    warm = None
+    if config.warm_start is not None:
+        check_adopts(policy)
+        warm = warm_copies(config.warm_start, planner_config(config, spec), primaries_E, spec.num_moe_layers)
     hot = None
     if cells is not None and isinstance(policy, Afore):
         hot = HotPath(policy, cells, mailbox, ring, epoch=epoch, publisher=publisher)
@@ -229,6 +240,8 @@ def _planning(
         header = recorded_header(config, spec, policy)
         recorder = Recorder(config.record, header, costs=watched, counters=stats.counters, now_ns=ctx.clock.now_ns)
         policy = Recorded(policy, recorder)
+    for layer, copies in warm or ():
+        policy.adopt_layer(layer, filled(planner_config(config, spec), copies))  # type: ignore[attr-defined]  # checked
     planning = Planning(
         clock=ctx.clock,
         tracer=ctx.tracer,
@@ -255,6 +268,7 @@ def _planning(
         hot=hot,
         note=ctx.note,
         recorder=recorder,
+        warm=warm,
         predictions=None
         if predictions is None
         else PredictionBook(

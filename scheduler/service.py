@@ -17,6 +17,7 @@ from typing import Literal
 from afore.core import control
 from afore.core.clock import Clock
 from afore.core.config import TimeOptions
+from afore.core.target import Target
 from afore.core.trace import Tracer
 from afore.scheduler.costs import CostModel
 from afore.scheduler.demand_book import Complete, DemandBook
@@ -31,6 +32,7 @@ from afore.scheduler.recorder import Recorder
 from afore.scheduler.stats import RunStats
 from afore.scheduler.traces.records import Event
 from afore.scheduler.under_way import UnderWay
+from afore.scheduler.warm_start import LayerCopies
 from afore.transport.feedback import FeedbackFlags, FeedbackReader, FeedbackRecord
 from afore.transport.ring import RingWriter
 from afore.transport.session import Note, no_note
@@ -63,12 +65,14 @@ class Planning:
         hot: HotPath | None = None,
         note: Note = no_note,
         recorder: Recorder | None = None,
+        warm: LayerCopies | None = None,
         predictions: PredictionBook | None = None,
         charge_us: float = 0.0,
     ) -> None:
         """``hot``: the compiled way from demand to entry, where the policy has one; without it every target goes the plain way.
         ``note``: writes into a recording of the wire what its replay must know.
         ``recorder`` is told of what the policy does not see; ``policy`` is one that it records (``Recorded``) then.
+        ``warm``: copies that go ahead of the first target; the policy has adopted them.
         ``predictions``: gathers them, for a policy that wants them; it has no compiled way.
         ``charge_us``: what every plan waits before it is made, as if it took so long.
         """
@@ -84,6 +88,7 @@ class Planning:
         self._report = report
         self._note = note
         self._recorder = recorder
+        self._warm = warm or []
         self._outlet = Outlet(
             clock=clock,
             tracer=tracer,
@@ -139,6 +144,9 @@ class Planning:
 
     async def announced(self, announce: control.Announce) -> None:
         """The engine has begun a step."""
+        while self._warm:
+            layer, copies = self._warm.pop(0)
+            await self._plain.fill(Target(layer, announce.microbatch, announce.step), copies)
         self._book.begin(announce.microbatch, announce.step, announce.tokens_A)
         if self._predictions is not None:
             self._predictions.begin(announce.microbatch, announce.step, announce.tokens_A)

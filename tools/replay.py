@@ -22,7 +22,7 @@ from afore.scheduler.traces import Shape, TraceReader
 from afore.tools.bench.files import write_whole
 from afore.tools.ending import end_with
 from afore.tools.printable import printable
-from afore.tools.replay_drive import replay
+from afore.tools.replay_drive import EACH, replay
 from afore.tools.replay_input import Source, open_source
 from afore.tools.replay_measure import Setting
 from afore.tools.replay_plot import draw
@@ -167,7 +167,7 @@ def _one(options: argparse.Namespace, console: Console, source: Source, prefix: 
                     seed=options.seed,
                     optimum_limit_s=options.optimum if policy in options.optimum_of else None,
                 )
-                found = replay(source, setting, lambda: progress.advance(task))
+                found = replay(source, setting, lambda: progress.advance(task, EACH))
                 rows.append(row_of(setting, found, options.expert_bytes))
             report["runs"].append({"ep": ep, "slots": slots, "rows": rows})
             console.print(table_of(f"EP {ep}, R = {slots}", rows))

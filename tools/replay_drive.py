@@ -26,9 +26,15 @@ from afore.tools.replay_measure import Measured, Setting
 from afore.tools.replay_predict import ReplayPredictor
 from afore.tools.replay_window import Pipeline
 
+EACH = 50
+"""Targets between two moves of a progress bar."""
+
 
 def replay(source: Source, setting: Setting, each: Callable[[], None]) -> Measured:
-    """The policy over the trace; ``each`` hears of every target. Raises ``ConfigError``, and ``PlanError`` for a wrong answer."""
+    """The policy over the trace; ``each`` hears of every ``EACH`` targets.
+
+    Raises ``ConfigError``, and ``PlanError`` for a wrong answer.
+    """
     header = source.header
     primaries_E = contiguous_primaries(header.experts, setting.workers)
     config = PlannerConfig(
@@ -50,7 +56,8 @@ def replay(source: Source, setting: Setting, each: Callable[[], None]) -> Measur
     drive = kind(setting, context, header)
     for number, (row, following) in enumerate(_WithNext(source.rows(), header.microbatches)):
         drive.take(row, following, measured=number >= source.warmup)
-        each()
+        if number % EACH == EACH - 1:
+            each()
     if source.kept:
         # Once more, with nothing between its calls that would take its data out of the caches.
         drive.measured.plan_us = []

@@ -45,8 +45,12 @@ class Arrivals(Generic[T]):
 
     def wake(self) -> None:
         """Wakes one reader, if there is something for it. Call once a batch, after appending to ``items``."""
+        if self._waiters and (self.items or self.ending is not None):
+            self._wake_one()
+
+    def _wake_one(self) -> None:
         waiters = self._waiters
-        while waiters and (self.items or self.ending is not None):
+        while waiters:
             waiter = waiters.popleft()
             if not waiter.done():
                 waiter.set_result(True)
@@ -57,7 +61,7 @@ class Arrivals(Generic[T]):
         if self.ending is None:
             self.ending = ending
             while self._waiters:
-                self.wake()
+                self._wake_one()
 
     async def ready(self, timeout_us: float | None) -> None:
         """Returns once ``items`` is not empty, without suspending where it is not. Raises the ending or ``DeadlineExceeded``."""
@@ -124,7 +128,7 @@ class Inbox(Arrivals[Notification]):
         self.items.append(notification)
         self._owed.append(sender)
         if self._waiters:
-            self.wake()
+            self._wake_one()
 
     async def take(self, timeout_us: float | None) -> list[Notification]:
         """Everything that is queued, at least one. Raises ``DeadlineExceeded`` or the ending."""

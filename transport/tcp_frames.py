@@ -31,6 +31,8 @@ _SCRATCH_BYTES = 64 << 10
 _FRAME_BYTES = FRAME.nbytes
 _NEWS_BYTES = NEWS.nbytes
 PAYLOAD_LIMIT = 1 << 48
+_LIMITS = {0: PAYLOAD_LIMIT - 1, FRAME_NOTIFIES: PAYLOAD_LIMIT - 1, FRAME_READS: READ_LIMIT}
+"""The flags that there are, and the most bytes of each."""
 
 
 class Landing(Protocol):
@@ -92,24 +94,38 @@ class FrameReader:
             self._at += nbytes
             self._left -= nbytes
             if not self._left:
-                self._finish()
+                dropped, self._target = self._target is None, None
+                if self._immediate >= 0:
+                    self._tell(dropped, self._region, self._immediate)
             return
         staging = self._staging
         end = self._filled + nbytes
         begin = 0
         while end - begin >= _FRAME_BYTES:
-            self._begin(begin)
+            magic, flags, region, immediate, token, offset, size = FRAME.unpack_from(staging, begin)
+            if magic != FRAME_MAGIC or flags not in _LIMITS or size > _LIMITS[flags]:
+                raise WireError(self._peer, f"no frame (magic {magic:#x}, flags {flags:#x}, {size} bytes)")
             begin += _FRAME_BYTES
-            here = min(self._left, end - begin)
-            if here:
-                if self._target is not None:
-                    self._target[self._at : self._at + here] = staging[begin : begin + here]
-                begin += here
-                self._at += here
-                self._left -= here
-            if self._left:
-                break
-            self._finish()
+            target = self._landing.find(region, token)
+            if target is not None and offset + size > len(target):
+                raise WireError(
+                    self._peer,
+                    f"a write or read of {size} bytes at {offset} of region {region}, which has {len(target)}",
+                )
+            if flags == FRAME_READS:
+                self._landing.asked(None if target is None else target[offset : offset + size], immediate)
+                continue
+            here = min(size, end - begin)
+            if here and target is not None:
+                target[offset : offset + here] = staging[begin : begin + here]
+            begin += here
+            if here == size:
+                if flags:
+                    self._tell(target is None, region, immediate)
+                continue
+            self._region, self._target = region, target
+            self._at, self._left = offset + here, size - here
+            self._immediate = immediate if flags else -1
         self._filled = end - begin
         if begin and self._filled:
             staging[: self._filled] = bytes(staging[begin:end])
@@ -119,33 +135,11 @@ class FrameReader:
         if self._left and self._region == region:
             self._target = None
 
-    def _begin(self, at: int) -> None:
-        magic, flags, region, immediate, token, offset, nbytes = FRAME.unpack_from(self._staging, at)
-        limit = READ_LIMIT + 1 if flags == FRAME_READS else PAYLOAD_LIMIT
-        if magic != FRAME_MAGIC or flags not in (0, FRAME_NOTIFIES, FRAME_READS) or nbytes >= limit:
-            raise WireError(self._peer, f"no frame (magic {magic:#x}, flags {flags:#x}, {nbytes} bytes)")
-        target = self._landing.find(region, token)
-        if target is not None and offset + nbytes > len(target):
-            raise WireError(
-                self._peer, f"a write or read of {nbytes} bytes at {offset} of region {region}, which has {len(target)}"
-            )
-        if flags == FRAME_READS:
-            self._landing.asked(None if target is None else target[offset : offset + nbytes], immediate)
-            return
-        self._region = region
-        self._immediate = immediate if flags & FRAME_NOTIFIES else -1
-        self._target = target
-        self._at = offset
-        self._left = nbytes
-
-    def _finish(self) -> None:
-        dropped = self._target is None
-        self._target = None
-        if self._immediate >= 0:
-            if dropped:
-                self._landing.dropped()
-            else:
-                self._landing.told(self._region, self._immediate)
+    def _tell(self, dropped: bool, region: int, immediate: int) -> None:
+        if dropped:
+            self._landing.dropped()
+        else:
+            self._landing.told(region, immediate)
 
 
 class Told(Protocol):

@@ -107,7 +107,8 @@ class TcpLink:
             raise refuse_bounds(remote, offset, nbytes)
         if notify is not None and notify >> 32:
             require_immediate(notify, self._peer)
-        if self._turnstile or not self._may_go(notify is not None):
+        crowded = self._turnstile.line or self._stream.queued_bytes >= self._unsent_limit
+        if crowded or (notify is not None and self._credits <= 0):
             await self._wait_turn(remote, grant, notify is not None, timeout_us)
         # From here on nothing suspends: the frame goes out whole, or the link ends.
         head = FRAME.pack(
@@ -285,11 +286,11 @@ class TcpInbound:
         self._credits = credits
         self._regions = regions
         self._forget = forget
-        self._waiting = 0
-        """Notifications that were not taken yet."""
+        self._out = 0
+        """Notifications whose credit the writer does not have back."""
+        self._many = -(-credits // 2)
         self._owed = 0
-        """Notifications that were taken, of which the writer does not know yet."""
-        self._touched: dict[Inbox, None] = {}
+        """Those of them that were taken."""
         self._reader = FrameReader(peer, self)
         self._stream = SendStream(sock, peer, readable=self.look, room=lambda: None)
 
@@ -311,9 +312,7 @@ class TcpInbound:
     def told(self, region: int, immediate: int) -> None:
         """As ``Landing.told``."""
         self._count_one()
-        inbox = self._regions[region].inbox
-        inbox.put(Notification(self._peer, immediate), self)
-        self._touched[inbox] = None
+        self._regions[region].inbox.put(Notification(self._peer, immediate), self)
 
     def dropped(self) -> None:
         """As ``Landing.dropped``."""
@@ -331,20 +330,20 @@ class TcpInbound:
                 self._stream.send(NEWS.pack(NEWS_MAGIC, NEWS_READ, request), memory)
 
     def _count_one(self) -> None:
-        self._waiting += 1
-        if self._waiting + self._owed > self._credits:
+        self._out += 1
+        if self._out > self._credits:
             raise WireError(self._peer, f"it notifies without credit, having {self._credits}")
 
     def give_back(self, count: int) -> None:
         """Credit for what was taken: told at once to a writer that may be short of it, later to one that is not."""
-        self._waiting -= count
         self._owed += count
-        self._settle()
+        if self._out >= self._many:
+            self._settle()
 
     def _settle(self) -> None:
-        if self._owed and 2 * (self._waiting + self._owed) >= self._credits:
-            owed, self._owed = self._owed, 0
-            self._tell(NEWS_CREDIT, owed)
+        owed, self._owed = self._owed, 0
+        self._out -= owed
+        self._tell(NEWS_CREDIT, owed)
 
     def revoke(self, region: int, token: int) -> None:
         """A region is closed: nothing lands in it any more, and the writer hears of it before anything else."""
@@ -368,12 +367,10 @@ class TcpInbound:
                     reader.received(received)
                 if received < len(room):
                     break
-            self._settle()
+            if self._owed and self._out >= self._many:
+                self._settle()
         except TransportError as error:
             ending = error
-        touched, self._touched = self._touched, {}
-        for inbox in touched:
-            inbox.wake()
         if ending is not None:
             self.close(type(ending).__name__ if isinstance(ending, WireError) else "")
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from afore.core.errors import PeerLost
 from afore.transport.api import Buffer
+from afore.transport.tcp_spill import Spill
 
 _PARTS = 64
 """Kept pieces that go into one system call."""
@@ -32,6 +33,7 @@ class SendStream:
         self._peer = peer
         self._room = room
         self._queue: deque[memoryview] = deque()
+        self._spill = Spill()
         self.queued_bytes = 0
         """Bytes that the kernel has not taken."""
         self._finishing = False
@@ -69,7 +71,7 @@ class SendStream:
 
     def _keep(self, data: Buffer) -> None:
         # A copy: the caller may reuse its memory, and a cancelled caller cannot leave half a frame behind.
-        kept = memoryview(bytes(data))
+        kept = self._spill.copy(data)
         self._queue.append(kept)
         self.queued_bytes += len(kept)
 
@@ -90,7 +92,7 @@ class SendStream:
                 queue[0] = first[sent:]
                 break
             sent -= len(first)
-            queue.popleft()
+            self._spill.done(queue.popleft())
         if not queue:
             self._loop.remove_writer(self._fd)
             if self._finishing:

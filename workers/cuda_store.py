@@ -28,6 +28,8 @@ from afore.workers.store_shape import StoreShape
 
 _log = logging.getLogger(__name__)
 
+SHARED_NBYTES = 2 << 20
+"""Smaller allocations share a block of the driver's, and a handle opens the whole block."""
 LayerBiases = tuple[torch.Tensor, torch.Tensor] | None
 """gate_up [S, 2I] and down [S, D]."""
 
@@ -136,7 +138,8 @@ class CudaStore:
         self._driver = driver
         self._memory = memory
         self._stream = stream
-        self._bases = [memory.allocate(shape.layer_nbytes) for _ in range(shape.num_layers)]
+        room = -(-max(1, shape.layer_nbytes) // SHARED_NBYTES) * SHARED_NBYTES
+        self._bases = [memory.allocate(room) for _ in range(shape.num_layers)]
         rows, hidden, expert = shape.num_rows, shape.hidden_size, shape.expert_size
         self.gate_up: Sequence[torch.Tensor] = self._views(shape.gate_up_offset, (rows, 2 * expert, hidden))
         self.down: Sequence[torch.Tensor] = self._views(shape.down_offset, (rows, hidden, expert))
@@ -146,7 +149,7 @@ class CudaStore:
             self.biases = list(zip(gate_up, self._views(shape.down_bias_offset, (rows, hidden)), strict=True))
         self._staging = 0
         self._content = [[(EMPTY, EMPTY)] * shape.num_redundant for _ in range(shape.num_layers)]
-        allocations = [(base, shape.layer_nbytes) for base in self._bases]
+        allocations = [(base, room) for base in self._bases]
         HandleTable.export(driver, gpu, allocations, process).write(buffer)
 
     def load(self, reader: Reader, progress: Progress | None = None) -> None:

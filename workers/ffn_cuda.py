@@ -11,7 +11,9 @@ import torch
 
 from afore.core.clock import Clock
 from afore.core.config import RunConfig
+from afore.core.plan import CopyStart, EntryKind, PlanEntry
 from afore.core.slots import StoreLayout
+from afore.core.target import Phase, Target
 from afore.models.config import ModelSpec
 from afore.transport.exchange import ExchangeLayout
 from afore.transport.session import RoleContext
@@ -32,10 +34,25 @@ from afore.workers.experts import Store
 from afore.workers.ffn_world import load_from_checkpoint
 from afore.workers.group.hosted import HostedGroup
 from afore.workers.group.shared import AttentionPeer
+from afore.workers.partition import compile_partition
 from afore.workers.sequencer import MakeCompute
 from afore.workers.staging import Staging
 from afore.workers.store_shape import StoreShape
 
+WARM = PlanEntry(
+    kind=EntryKind.PLAN,
+    epoch=0,
+    sequence=0,
+    target=Target(layer=0, microbatch=0, step=0),
+    phase=Phase.DECODE,
+    tokens_A=(1,),
+    demand_crc=0,
+    shares=(),
+    copies=(),
+    start=CopyStart.NOW,
+    cancels=-1,
+)
+"""A target without a plan."""
 Current = Callable[[int], contextlib.AbstractContextManager[object]]
 
 
@@ -58,6 +75,7 @@ class CudaFfn:
     ) -> None:
         """``process``: this one's number, where several are played in one. Raises ``ConfigError``, ``CudaError``."""
         check_tile(config.planner.tile_tokens)
+        compile_partition()  # plans are checked on the host, and pairs are counted there for the feedback
         self._config = config
         self._driver = driver
         self._ordinal = ordinal
@@ -114,7 +132,33 @@ class CudaFfn:
 
     def load(self, store: Store) -> Iterator[tuple[int, int]]:
         assert isinstance(store, CudaStore)
+        yield from self._read(store)
+        self._warm(store)
+
+    def _read(self, store: CudaStore) -> Iterator[tuple[int, int]]:
         yield from load_from_checkpoint(self._config, store)
+
+    def _warm(self, store: CudaStore) -> None:
+        """Runs a target of one row, whose result nobody reads: the first launch of a kernel compiles it, which takes seconds."""
+        layout, spec = store.layout, self._spec
+        if not spec.num_moe_layers:
+            return
+        with self._device.current_model_stream():
+            room = CudaStaging(
+                self._memory,
+                max_tokens=1,
+                hidden_size=spec.hidden_size,
+                top_k=spec.experts_per_token,
+                num_rows=layout.num_rows,
+                num_experts=spec.num_experts,
+            )
+            room.tokens = 1
+            for part in (room.device_hidden_TD, room.device_ids_TK, room.device_weights_TK):
+                part.zero_()
+            compute = self.compute(WARM, room, self._device.kernels, store)
+            compute.partition()
+            compute.experts()
+        self._device.drain()
 
     def peer(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> CudaPeer:
         return CudaPeer(

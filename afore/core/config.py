@@ -255,6 +255,8 @@ class RunConfig:
     """RDMA between nodes."""
     trace: str | None = None
     """Directory for span files; none writes none."""
+    warm_start: str | None = None
+    """Trace whose demand replicas are placed for before the first target (``tools.traces``); none starts without replicas."""
     record: str | None = None
     """File for what was demanded and planned, target by target (``tools.traces``, ``tools.replay``); none writes none."""
     record_wire: str | None = None

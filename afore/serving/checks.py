@@ -14,15 +14,15 @@ from afore.core.slots import contiguous_primaries
 from afore.core.topology import Topology
 from afore.models.budget import MemoryBudget, memory_budget
 from afore.models.checkpoint import Checkpoint
+from afore.models.config import ModelSpec
 from afore.models.fused_forms import describe_path, kernel_path
 from afore.models.loading import verify_checkpoint
 from afore.scheduler.policies.registry import check_policy
-from afore.scheduler.role import build_policy, seeded_costs
+from afore.scheduler.role import build_policy, check_adopts, planner_config, seeded_costs
+from afore.scheduler.warm_start import warm_copies
 from afore.serving.door import request_limits
 from afore.serving.spec import checkpoint_path
 from afore.transport.layouts import layouts_for
-from afore.workers.device.cuda.kernels import check_tile, triton_implementation
-from afore.workers.device.cuda.probe import find_gpus, gpu_of
 from afore.workers.kv_layout import kv_layout
 
 SHARED_MEMORY = "/dev/shm"
@@ -50,7 +50,7 @@ def check(config: RunConfig) -> None:
         verify_checkpoint(checkpoint)
         kernel_path(config.kernels, checkpoint.family, checkpoint.config, config.dtype)
         request_limits(config, checkpoint.spec)
-        build_policy(config, checkpoint.spec, seeded_costs(config, checkpoint.spec))
+        check_policy_and_start(config, checkpoint.spec)
 
 
 def check_gpus(config: RunConfig) -> None:
@@ -58,6 +58,10 @@ def check_gpus(config: RunConfig) -> None:
 
     Raises ``HostError``, ``ConfigError``.
     """
+    # Only here: nobody else needs the GPU's modules.
+    from afore.workers.device.cuda.kernels import check_tile, triton_implementation
+    from afore.workers.device.cuda.probe import find_gpus, gpu_of
+
     found = find_gpus()
     check_tile(config.planner.tile_tokens)
     for rank in range(config.topology.ffn):
@@ -76,6 +80,15 @@ def _check_directory(field: str, directory: str | None) -> None:
         usable = False
     if not usable:
         raise ConfigError(field, f"{directory!r} is no directory that can be written", "give another")
+
+
+def check_policy_and_start(config: RunConfig, spec: ModelSpec) -> None:
+    """The policy, and the trace that its slots are filled by. Raises ``ConfigError``."""
+    policy = build_policy(config, spec, seeded_costs(config, spec))
+    if config.warm_start is not None:
+        check_adopts(policy)
+        primaries_E = contiguous_primaries(spec.num_experts, config.topology.ffn)
+        warm_copies(config.warm_start, planner_config(config, spec), primaries_E, spec.num_moe_layers)
 
 
 def check_record(file: str | None) -> None:
@@ -133,7 +146,7 @@ def check_shared_memory(config: RunConfig) -> None:
         layouts = layouts_for(config, checkpoint.spec)
     needed = (
         topology.attention * (budget.attention_kv + layouts.exchange.nbytes)
-        + sum(budget.ffn_weights_N)
+        + (0 if config.device.name == "cuda" else sum(budget.ffn_weights_N))
         + layouts.mailbox.nbytes
         + layouts.ring.nbytes
         + layouts.feedback.nbytes

@@ -102,6 +102,10 @@ class _Zygote:
             self._connection.close()
             for fd in (self._lifeline_write, self._wake_read, self._wake_write):
                 os.close(fd)
+            from afore.serving.alone import become_alone, is_alone
+
+            if is_alone(spec):
+                become_alone(spec, self._lifeline_read)
             from afore.serving.process import run_process
             from afore.serving.spec import ProcessSpec
 

@@ -56,6 +56,10 @@ class Afore(Quiet):
         """U_t of the layer's next target, for records; none before the first."""
         return self._windows[layer].protected()
 
+    def adopt_layer(self, layer: int, slots_NR: NDArray[np.int32]) -> None:
+        """Before the first target: the layer's slots hold these experts."""
+        self._planners[layer].adopt(slots_NR)
+
     def reset_layer(self, layer: int) -> None:
         """Slots and A_{t-1} are forgotten; the window stays, because targets that were accepted still use their slots."""
         self._planners[layer].reset()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+from numpy.typing import NDArray
 
 from afore.core.policy_options import EplbOptions
 from afore.core.slots import EMPTY
@@ -64,6 +65,10 @@ class Eplb(Slotted):
             if copies := self._copies(layer):
                 actions.append(Copies(layer, copies, self._start))
         return actions
+
+    def adopt_layer(self, layer: int, slots_NR: NDArray[np.int32]) -> None:
+        super().adopt_layer(layer, slots_NR)
+        self._wanted_L[layer] = slots_NR.copy()
 
     def usable(self, layer: int) -> dict[tuple[int, int], int]:
         """(expert, worker) → slot of the replicas that take work now: those that stay, and that have been there for long enough."""

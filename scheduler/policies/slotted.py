@@ -58,6 +58,10 @@ class Slotted(Quiet):
         placed = self._placed.pop((target.layer, target.microbatch), None)
         return placed[1] if placed is not None and placed[0] == target else None
 
+    def adopt_layer(self, layer: int, slots_NR: NDArray[np.int32]) -> None:
+        """Before the first target: the layer's slots hold these experts."""
+        self._slots_L[layer].bind([(int(slots_NR[w, r]), w, r) for w, r in np.argwhere(slots_NR >= 0).tolist()])
+
     def protected(self, layer: int) -> NDArray[np.bool_]:
         """Slots of the layer that may not be rebound now, for records; those that do not exist are among them."""
         protected_NR: NDArray[np.bool_] = ~self._slots_L[layer].safe_NR()

@@ -1,7 +1,8 @@
 """Real routing as it was published: experts of every token, or tokens of every expert by chunk of text; read, not yet a workload.
 
 Files are ``.npz``: ``ids`` [tokens, L, K] in text order, with ``sample_lens`` where it is cut into documents; or ``<domain>_cnt``
-[chunks, L, E]. Letters: G tokens of a text, L layers, K experts per token, P chunks, E experts.
+[chunks, L, E]. Or ``.npy`` [tokens, L, K], as vLLM returns a request's ``routed_experts``. Layers without a choice (all zero) are
+dense ones, and left out. Letters: G tokens of a text, L layers, K experts per token, P chunks, E experts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afore.core.errors import ConfigError
-from afore.scheduler.traces.npy import array_of
+from afore.scheduler.traces.npy import array_of, header_of
 from afore.scheduler.traces.records import MOST_EXPERTS, MOST_LAYERS, MOST_TOP_K, TraceError
 
 MOST_BYTES: Final = 1 << 30
@@ -92,8 +93,11 @@ def read_corpus(paths: Sequence[str | Path], *, experts: int | None = None) -> T
 
 
 def is_corpus(path: str | Path) -> bool:
-    """Whether the file is an ``.npz`` of one of the two kinds."""
+    """Whether the file is of one of these kinds."""
     try:
+        if Path(path).suffix == ".npy":
+            with open(path, "rb") as file:
+                return len(header_of(file)[0]) == 3
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
@@ -105,6 +109,10 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     """What may be routing in an ``.npz``; nothing else of it is unpacked."""
     found: dict[str, NDArray[Any]] = {}
     try:
+        if path.suffix == ".npy":
+            if path.stat().st_size > MOST_BYTES:
+                raise TraceError(path, f"it has {path.stat().st_size:,} bytes", f"this reads at most {MOST_BYTES:,}")
+            return {"ids": array_of(path.read_bytes())}
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
                 name = info.filename.removesuffix(".npy")
@@ -136,10 +144,10 @@ def _of_tokens(found: Sequence[tuple[Path, dict[str, NDArray[Any]]]], experts: i
             raise TraceError(path, f"ids is {ids_GLK.dtype} of shape {shape}", "give whole numbers [tokens, layers, K]")
         if shape[1] > MOST_LAYERS or shape[2] > MOST_TOP_K:
             raise TraceError(path, f"ids has shape {shape}", f"at most {MOST_LAYERS} layers and K of {MOST_TOP_K}")
-        if parts and parts[0].shape[1:] != shape[1:]:
-            raise TraceError(
-                path, f"it has {shape[1:]} layers and K, {found[0][0]} {parts[0].shape[1:]}", "give one model's"
-            )
+        wide = found[0][1]["ids"].shape[1:]
+        if wide != shape[1:]:
+            raise TraceError(path, f"it has {shape[1:]} layers and K, {found[0][0]} {wide}", "give one model's")
+        ids_GLK = _without_dense(ids_GLK)
         _check_ids(path, ids_GLK, experts)
         lens = _lens(path, arrays.get("sample_lens"), len(ids_GLK))
         begins = base + np.concatenate(([0], np.cumsum(lens)[:-1]))
@@ -147,6 +155,8 @@ def _of_tokens(found: Sequence[tuple[Path, dict[str, NDArray[Any]]]], experts: i
         source_of.append(np.full(len(begins), number))
         parts.append(ids_GLK)
         base += len(ids_GLK)
+    if len({part.shape[1] for part in parts}) > 1:
+        raise TraceError(found[0][0], "its dense layers are not those of the other files", "give one model's")
     joined = np.concatenate(parts)
     return TokenCorpus(
         ids_GLK=joined,
@@ -155,6 +165,11 @@ def _of_tokens(found: Sequence[tuple[Path, dict[str, NDArray[Any]]]], experts: i
         source_of=np.concatenate(source_of),
         sources=tuple(path.stem for path, _ in found),
     )
+
+
+def _without_dense(ids_GLK: NDArray[Any]) -> NDArray[Any]:
+    chosen_L = ids_GLK.any(axis=(0, 2)) if ids_GLK.shape[2] > 1 else np.ones(ids_GLK.shape[1], np.bool_)
+    return ids_GLK if chosen_L.all() or not chosen_L.any() else ids_GLK[:, chosen_L]
 
 
 def _check_ids(path: Path, ids_GLK: NDArray[Any], experts: int | None) -> None:

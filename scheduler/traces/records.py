@@ -59,6 +59,8 @@ class Event(enum.IntEnum):
     """The published target was cancelled. No policy is told."""
     WITHDRAWN = 7
     """What was answered to the target's row before was not published; a RESET of its layer follows. No policy is told of this."""
+    ADOPT = 8
+    """The layer's slots were filled before the first target, as the answer's copies say (``adopt_layer``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

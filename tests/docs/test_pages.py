@@ -115,6 +115,8 @@ def test_options_in_prose_exist(page: Page, capsys: pytest.CaptureFixture[str]) 
     known = {key.replace("_", "-") for key in launcher_keys()} | {"rw", "stop"}
     for tool, *subcommand in (
         ("doctor",),
+        ("calibrate",),
+        ("gpu_check",),
         ("inspect",),
         ("top",),
         ("train_tiny",),

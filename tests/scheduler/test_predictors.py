@@ -16,9 +16,11 @@ def test_transitions_by_hand() -> None:
     transitions = Transitions(num_layers=2, num_experts=4)
     transitions.observe(0, np.array([[0, 1], [0, 2]]), np.array([[2, 3], [3, 1]]))
     assert transitions.counts_LEE[0].tolist() == [[0, 1, 1, 2], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0]]
-    # 8 pairs of expert 0: 2 to 1, 2 to 2, 4 to 3. 2 of expert 1: one each to 2 and 3. Of expert 3 nothing is known.
-    assert transitions.predict(0, counts(8, 2, 0, 5)).tolist() == [0, 2, 3, 5]
-    assert transitions.predict(0, counts(0, 0, 0, 5)).tolist() == [0, 0, 0, 0]
+    # 8 pairs of expert 0: 2 to 1, 2 to 2, 4 to 3. 2 of expert 1: one each to 2 and 3.
+    assert transitions.predict(0, counts(8, 2, 0, 0)).tolist() == [0, 2, 3, 5]
+    # Of expert 3 nothing is known: all that were seen went to 1, 2 and 3 as 2, 2 and 4.
+    assert transitions.predict(0, counts(0, 0, 0, 8)).tolist() == [0, 2, 2, 4]
+    assert transitions.predict(0, counts(8, 2, 0, 8)).tolist() == [0, 4, 5, 9]
 
 
 def test_each_layer_has_its_own_and_learns_as_it_goes() -> None:
@@ -42,13 +44,13 @@ def test_from_counts_alone_everybody_may_have_followed_anybody() -> None:
     st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=2), min_size=1, max_size=9),
     st.lists(st.integers(0, 90), min_size=6, max_size=6),
 )
-def test_as_many_pairs_are_predicted_as_something_is_known_of(rows: list[list[int]], demand: list[int]) -> None:
+def test_as_many_pairs_are_predicted_as_there_are(rows: list[list[int]], demand: list[int]) -> None:
     ids_TK = np.array(rows)
     transitions = Transitions(num_layers=2, num_experts=6)
     transitions.observe(0, ids_TK, (ids_TK + 1) % 6)
     predicted_E = transitions.predict(0, counts(*demand))
     assert predicted_E.dtype == np.int32
-    assert int(predicted_E.sum()) == sum(demand[e] for e in set(ids_TK.reshape(-1).tolist()))
+    assert int(predicted_E.sum()) == sum(demand)
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.8, 1.0])

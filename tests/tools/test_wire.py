@@ -47,7 +47,7 @@ def record(directory: Path, policy: str, *, adapt: bool = True) -> list[list[int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["afore", "afore-reactive", "static"])
+@pytest.mark.parametrize("policy", ["afore", "afore-reactive", "static", "harmoeny", "lina", "libra"])
 def test_a_replayed_scheduler_plans_the_same(policy: str, tmp_path: Path) -> None:
     record(tmp_path / "run", policy)
     recorded = read_directory(tmp_path / "run")

@@ -112,6 +112,15 @@ def test_however_a_stream_is_cut_it_says_the_same(batch: list[Write], cuts: list
     assert ground.memory == expected.memory
 
 
+@pytest.mark.parametrize("cut", [1, 40, 1 << 20])
+def test_a_read_behind_a_notification_says_nothing_but_the_read(cut: int) -> None:
+    ground = Ground()
+    told = Write(1, 11, 0, b"first", 7)
+    asked = FRAME.pack(FRAME_MAGIC, FRAME_READS, 1, 3, 11, 0, 5)
+    feed(FrameReader("p", ground), told.encoded() + asked + told.encoded() + asked, [cut])
+    assert [said[:2] for said in ground.said] == [(1, 7), ("asked", 3)] * 2
+
+
 @pytest.mark.parametrize("received", [0, 1, 39, 40, 41, 40 + 8000, 40 + STAGING_BYTES, 40 + 29_999])
 def test_a_region_that_closes_amid_a_frame_gets_no_further_byte(received: int) -> None:
     ground = Ground()

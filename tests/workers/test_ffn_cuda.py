@@ -20,13 +20,13 @@ from afore.core.errors import ConfigError
 from afore.transport.loopback import LoopbackNetwork
 from afore.transport.session import RoleContext
 from afore.workers.cuda_store import CudaStore
-from afore.workers.device.cuda.driver import Driver
-from afore.workers.device.cuda.kernels import torch_implementation
+from afore.workers.device.cuda.driver import Driver, load_driver
+from afore.workers.device.cuda.kernels import torch_implementation, triton_implementation
 from afore.workers.device.cuda.probe import gpu_of
-from afore.workers.experts import Store
 from afore.workers.ffn_cuda import CudaFfn
 from tests.workers.device.cuda.fake_driver import FakeCalls, Machine
 from tests.workers.device.cuda.fake_types import CUresult
+from tests.workers.device.cuda.presence import need_gpu
 from tests.workers.ffn_parts import Plans, Shape
 from tests.workers.ffn_rig import Rig
 from tests.workers.random_plans import NoPlans, PlannerPlans, RandomPlans
@@ -53,8 +53,7 @@ class FakeGpuFfn(CudaFfn):
         )
         self._experts = experts
 
-    def load(self, store: Store) -> Iterator[tuple[int, int]]:
-        assert isinstance(store, CudaStore)
+    def _read(self, store: CudaStore) -> Iterator[tuple[int, int]]:
         yield from store.load_each(self._experts.read)
 
 
@@ -138,6 +137,40 @@ async def test_an_old_driver_and_regions_that_cannot_be_pinned(caplog: pytest.Lo
     assert rig.seen.copies > 0
     assert not any(calls.named("cuMemcpyBatchAsync") for calls in processes)
     assert "inputs cannot be pinned where they lie" in caplog.text
+
+
+class GpuFfn(CudaFfn):
+    """The product's parts on this machine's GPU; the weights come from elsewhere."""
+
+    def __init__(self, ctx: RoleContext, rig: Rig, experts: RandomExperts) -> None:
+        super().__init__(
+            load_driver(name=ctx.name),
+            ctx.clock,
+            ctx.config,
+            rig.spec,
+            triton_implementation(),
+            name=ctx.name,
+            ordinal=0,
+        )
+        self._experts = experts
+
+    def _read(self, store: CudaStore) -> Iterator[tuple[int, int]]:
+        yield from store.load_each(self._experts.read)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("plans", ["random", "planner"])
+async def test_on_a_gpu(plans: str) -> None:
+    need_gpu()
+    experts = RandomExperts(SHAPE)
+    rig = Rig(SHAPE, LoopbackNetwork(WallClock()), 0, configured())
+    rig.expert = experts.out
+    await rig.open(lambda ctx: GpuFfn(ctx, rig, experts))
+    try:
+        await rig.serve(RandomPlans(SHAPE, 0) if plans == "random" else PlannerPlans(SHAPE))
+    finally:
+        await rig.close()
+    assert rig.seen.copies > 0
 
 
 def test_workers_take_the_gpus_in_turn() -> None:

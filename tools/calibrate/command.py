@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from afore.workers.device.hardware import HardwareProfile, profile_names, read_p
 
 EPILOG = """examples:
   python -m afore.tools.calibrate --measure --out cpu.yaml
+  python -m afore.tools.calibrate --gpu --out gpu.json
   python -m afore.launch --trace spans/ … ; python -m afore.tools.calibrate spans/ --base cpu.yaml --out here.yaml
 
 With span files, what the run shows takes the place of the base's numbers: times of tiles, rows, plans and copies. The base gives
@@ -30,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Writes a profile; 0, or 2 for a mistake of the caller's."""
     options = _parser().parse_args(argv)
     try:
+        if options.gpu:
+            return _gpu(options)
         profile = _measured(options) if options.measure else _fitted(options)
         text = yaml.safe_dump(to_yaml_fields(profile), sort_keys=False, allow_unicode=True, width=120)
         write_whole(options.out, text.encode())
@@ -44,6 +48,20 @@ def _measured(options: argparse.Namespace) -> HardwareProfile:
     if options.spans is not None:
         raise ConfigError("--measure", "it needs no span files", "give a directory, or --measure")
     return measure_cpu(Path(options.model or bundled_model_path()))
+
+
+def _gpu(options: argparse.Namespace) -> int:
+    # Only here: kernels and drivers.
+    from afore.tools.calibrate.gpu import measure_gpu
+
+    if options.spans is not None or options.measure:
+        raise ConfigError("--gpu", "it needs no span files, and is not for the CPU", "give --gpu and --out alone")
+    if options.repeats < 1:
+        raise ConfigError("--repeats", f"{options.repeats} measures nothing", "give 1 or more")
+    found = measure_gpu(options.repeats)
+    write_whole(options.out, (json.dumps(found, indent=1) + "\n").encode())
+    print(f"{options.out}: {found['machine']}")
+    return 0
 
 
 def _fitted(options: argparse.Namespace) -> HardwareProfile:
@@ -75,7 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("spans", nargs="?", metavar="DIR", help="span files of a run (--trace)")
     parser.add_argument("--base", help=f"what the run does not show: {', '.join(profile_names())}, or FILE.yaml")
     parser.add_argument("--measure", action="store_true", help="measure this CPU instead")
+    parser.add_argument("--gpu", action="store_true", help="measure this machine's GPU instead, into JSON")
+    parser.add_argument("--repeats", type=int, default=20, help="times that --gpu measures each; medians are kept")
     parser.add_argument("--model", help="checkpoint that --measure is for; none takes the bundled model")
     parser.add_argument("--name", help="of the profile; none: the file's")
-    parser.add_argument("--out", required=True, metavar="FILE.yaml", help="where the profile is written")
+    parser.add_argument("--out", required=True, metavar="FILE", help="where the profile is written")
     return parser

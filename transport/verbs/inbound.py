@@ -7,7 +7,6 @@ from typing import Protocol
 
 from afore.core.errors import AforeError, TransportError, WireError
 from afore.transport.api import Notification
-from afore.transport.queues import Inbox
 from afore.transport.verbs.binding import (
     INLINE,
     RECEIVE,
@@ -70,7 +69,6 @@ class InboundLink:
         self._credit = OwnerCredit(config.credits)
         self._current = 0
         self._granted: dict[int, VerbsRegion] = {}
-        self._touched: dict[Inbox, None] = {}
         self._connection: Connection
         self._ready = False
         self._sent = 0
@@ -116,17 +114,12 @@ class InboundLink:
                 # Written before the writer saw that the region was closed.
                 orphans += 1
                 continue
-            inbox = region.inbox
-            inbox.put(Notification(peer, immediate), self)
-            self._touched[inbox] = None
+            region.inbox.put(Notification(peer, immediate), self)
         if orphans:
             self.give_back(orphans)
 
     def on_drained(self) -> None:
-        """As ``Side``: wakes the readers of what was delivered."""
-        touched, self._touched = self._touched, {}
-        for inbox in touched:
-            inbox.wake()
+        """As ``Side``: readers were woken by what was delivered."""
 
     def give_back(self, count: int) -> None:
         """As ``Creditor``: readers took ``count`` notifications."""
@@ -219,5 +212,4 @@ class InboundLink:
         granted, self._granted = self._granted, {}
         for region in granted.values():
             region.let_go(self)
-        self.on_drained()
         self._owner.forget_inbound(self)

@@ -142,14 +142,14 @@ class VerbsLink:
             self._ask_for_room(needs_credit)
             return False
 
-        lacking = "no credit for a notification" if needs_credit else "no room to send"
-        await self._turnstile.enter(
-            may_go,
-            timeout_us,
-            peer=self._peer,
-            what=f"write to region {target.key.region} on lane {self._lane.name.lower()}: {lacking}",
-            hint="its owner does not take its notifications" if needs_credit else "it does not answer",
-        )
+        if not target.granted:
+            lacking, hint = "its owner has not granted the key", "it does not answer"
+        elif needs_credit:
+            lacking, hint = "no credit for a notification", "its owner does not take its notifications"
+        else:
+            lacking, hint = "no room to send", "it does not answer"
+        where = f"write to region {target.key.region} on lane {self._lane.name.lower()}"
+        await self._turnstile.enter(may_go, timeout_us, peer=self._peer, what=f"{where}: {lacking}", hint=hint)
 
     def _ask_for_room(self, needs_credit: bool) -> None:
         """Sees to it that something will come that wakes the line."""

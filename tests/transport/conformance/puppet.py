@@ -99,6 +99,9 @@ class Puppet:
         """Lets it close its endpoint and leave."""
         if not self._over and not self._commands.is_closing():
             self._commands.close()
+            # A test that failed between freezing it and killing it leaves it so.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
             with suppress(ConnectionError):
                 await self._commands.wait_closed()
         await self._ended()

@@ -83,6 +83,8 @@ async def test_an_owner_killed_while_we_write_and_wait(stream_world: StreamWorld
     theirs = await puppet.register(4096)
     link = await fabric.connect(puppet.address, Lane.DATA, timeout_us=TIMEOUT_US)
     idle = await fabric.connect(puppet.address, Lane.DEMAND, timeout_us=TIMEOUT_US)
+    # Where keys are granted, a link's first write asks its owner, which a frozen one does not answer.
+    await link.write(theirs, 0, b"x", timeout_us=TIMEOUT_US)
     puppet.freeze()
     for number in range(CREDITS):
         await link.write(theirs, 0, b"x", notify=number, timeout_us=TIMEOUT_US)

@@ -19,6 +19,7 @@ class VerbsWorld(TcpWorld):
     """Queue pairs of this machine's RDMA device, met over the loopback interface."""
 
     bulk = 1_000
+    lives = 16
     networked = False
     """No relay stands between two queue pairs."""
     link_terms = (ENDPOINT_BYTES, 0)
@@ -62,6 +63,7 @@ class SoftVerbsWorld(VerbsWorld):
     """Over a strict device of this process, on every machine: what needs no hardware to go wrong goes wrong here."""
 
     bulk = 10_000
+    lives = 40
     crosses_processes = False
 
     def __init__(self) -> None:

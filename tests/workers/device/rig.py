@@ -23,7 +23,16 @@ from afore.workers.kernels import CpuKernels
 from tests.workers.device.cuda.fake_driver import FakeCalls
 from tests.workers.device.cuda.presence import need_gpu
 
-KINDS = ("threads", "threads-uvloop", "inline", "emulated", "emulated-shaken", "fake-cuda", "fake-cuda-query")
+KINDS = (
+    "threads",
+    "threads-uvloop",
+    "inline",
+    "emulated",
+    "emulated-shaken",
+    "fake-cuda",
+    "fake-cuda-query",
+    "fake-cuda-uvloop",
+)
 GPU_KINDS = ("cuda", "cuda-query")
 """On a real GPU, where there is one."""
 EVERY_KIND = (*KINDS, *(pytest.param(kind, marks=pytest.mark.gpu) for kind in GPU_KINDS))
@@ -85,7 +94,7 @@ def on_device(kind: str, scenario: Callable[[Rig], Awaitable[None]]) -> None:
     if kind.startswith("emulated"):
         run_virtual(main, seed=7 if kind == "emulated-shaken" else None)
         return
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop if kind == "threads-uvloop" else None) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if kind.endswith("uvloop") else None) as runner:
         runner.run(main())
 
 

@@ -8,7 +8,7 @@ nothing ever waits for, or is waited for by, the default stream.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from afore.core.errors import HostError
@@ -29,19 +29,23 @@ class Span(NamedTuple):
 
 
 class Driver:
-    """The calls of one process. ``calls`` is ``cuda.bindings.driver``; ``name`` is what errors speak of."""
+    """The calls of one process. ``calls`` is ``cuda.bindings.driver``; ``name`` is what errors speak of.
 
-    def __init__(self, calls: Any, *, name: str = "cuda") -> None:
+    ``launch``: the library's own ``cuLaunchHostFunc``; none: that of ``calls``.
+    """
+
+    def __init__(self, calls: Any, *, name: str = "cuda", launch: Callable[[int, int, int], int] | None = None) -> None:
         """Initialises CUDA in this process; children that are forked afterwards cannot use it. Raises ``HostError``."""
         self.name = name
         self._calls = calls
+        self._launch = launch
         self._stream_nonblocking = int(calls.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self._attributes: Any = None
         try:
             self._do("initialise", calls.cuInit(0))
             self.version = int(self._do("ask for the version", calls.cuDriverGetVersion()))
         except CudaError as error:
-            raise HostError("GPU", str(error), "run `python -m afore.tools.doctor`") from error
+            raise HostError("GPU", str(error), "run `python -m afore.tools.doctor`, or use --device cpu") from error
         except Exception as error:  # the bindings' own, when the library is missing: its type differs between releases
             raise HostError(
                 "GPU",
@@ -158,6 +162,9 @@ class Driver:
     def call(self, stream: int, function: int, argument: int) -> None:
         """The stream calls ``void function(void *argument)`` (an address of compiled code) once it is there."""
         calls = self._calls
+        if self._launch is not None:
+            self._do("enqueue a call", (calls.CUresult(self._launch(stream, function, argument)),))
+            return
         self._do("enqueue a call", calls.cuLaunchHostFunc(calls.CUstream(stream), calls.CUhostFn(function), argument))
 
     # Memory
@@ -263,13 +270,27 @@ def _code_name(code: Any) -> str:
     return str(getattr(code, "name", code))
 
 
+def _launch_host_function() -> Callable[[int, int, int], int] | None:
+    """``cuLaunchHostFunc`` of the library itself; none where it cannot be loaded, which whoever opens the driver is told.
+
+    The bindings hand the driver a function of their own, which takes the GIL before it calls ours.
+    """
+    try:
+        launch = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
+    except (OSError, AttributeError):
+        return None
+    launch.argtypes, launch.restype = [ctypes.c_void_p] * 3, ctypes.c_int
+    call: Callable[[int, int, int], int] = launch
+    return call
+
+
 def load_driver(*, name: str = "cuda") -> Driver:
     """The driver of this machine, in this process. Raises ``HostError`` where there is none, or no cuda-python."""
     try:
         from cuda.bindings import driver as calls
     except ImportError as error:
         raise HostError("GPU", "the package cuda-python is not installed", "pip install 'afore[cuda]'") from error
-    driver = Driver(calls, name=name)
+    driver = Driver(calls, name=name, launch=_launch_host_function())
     if driver.device_count() == 0:
         raise HostError(
             "GPU", "the driver shows no GPU", "see nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu"

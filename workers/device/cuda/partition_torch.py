@@ -44,15 +44,15 @@ def launch(
     ordinal_P = (same_PE.int().cumsum(0) * same_PE).sum(1) - 1
     row_P, low_P = row_E[id_P], low_E[id_P]
     here_P = ~bad_P & (row_P >= 0) & (ordinal_P >= low_P) & (ordinal_P < high_E[id_P])
-    found_P = (start_S1[row_P.clamp(min=0)] + ordinal_P - low_P).where(here_P, torch.tensor(-1, device=device))
-    place_P[:num_places] = found_P
+    found_P = start_S1[row_P.clamp(min=0)] + ordinal_P - low_P
+    place_P[:num_places] = torch.where(here_P, found_P, -1)
     # What is not ours goes into one place behind all others.
     room_P = torch.zeros(num_places + 1, device=device, dtype=torch.int32)
-    room_P.scatter_(0, found_P.where(here_P, torch.tensor(num_places, device=device)), at_P)
+    room_P.scatter_(0, torch.where(here_P, found_P, num_places), at_P)
     pair_P[:num_places] = room_P[:num_places]
     summary_X[: num_rows + 1] = start_S1
     summary_X[num_rows + 1] = other
-    unknown = at_P.where(bad_P, torch.tensor(num_places, device=device, dtype=torch.int32)).amin()
+    unknown = torch.where(bad_P, at_P, num_places).amin()
     summary_X[num_rows + 2] = torch.where(unknown < num_places, unknown, -1)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
+import re
 from collections.abc import Callable
 
 import pytest
@@ -117,6 +119,22 @@ def test_peer_access_twice_is_no_mistake() -> None:
     assert len(calls.named("cuCtxEnablePeerAccess")) == 1
 
 
+def test_a_host_function_is_enqueued_by_the_library_itself() -> None:
+    calls = FakeCalls()
+    asked: list[tuple[int, int, int]] = []
+
+    def launch(stream: int, function: int, argument: int) -> int:
+        asked.append((stream, function, argument))
+        return 0 if len(asked) == 1 else 400
+
+    driver = Driver(calls, launch=launch)
+    driver.call(1, 2, 3)
+    assert asked == [(1, 2, 3)]
+    with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_HANDLE"):
+        driver.call(1, 2, 3)
+    assert calls.named("cuLaunchHostFunc") == []
+
+
 CALLS: dict[str, Callable[[Driver], object]] = {
     "cuDeviceGetCount": lambda d: d.device_count(),
     "cuDeviceGet": lambda d: d.device_name(0),
@@ -186,6 +204,19 @@ def test_the_bindings_take_a_batch() -> None:
     ):  # from the copies one by one, after the batch failed alike
         driver.copy([Span(0x1000, 0x2000, 8), Span(0x3000, 0x4000, 8)], 1)
     assert not driver.batches
+
+
+def test_the_stand_in_takes_what_the_bindings_take() -> None:
+    """The same names in the same order, as the bindings' own documentation has them."""
+    need("cuda")
+    from cuda.bindings import driver as calls
+
+    for name, fake in inspect.getmembers(FakeCalls, inspect.isfunction):
+        if re.match("cu[A-Z]", name):
+            (documented,) = re.findall(rf"^{name}\((.*)\)$", getattr(calls, name).__doc__.splitlines()[0])
+            theirs = [re.split(r":", part)[0].split()[-1] for part in documented.split(",") if part.strip()]
+            ours = list(inspect.signature(fake).parameters)[1:]
+            assert [word.lower() for word in ours] == [word.lower() for word in theirs], name
 
 
 def test_every_code_that_has_a_meaning_exists() -> None:

@@ -1,0 +1,187 @@
+"""The GPU check and the calibration, before a GPU has seen them: every measurement runs over the strict driver, small."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from afore.core.clock import WallClock
+from afore.tools import gpu_check
+from afore.tools.calibrate.command import main as calibrate_main
+from afore.tools.calibrate.gpu import calibrate
+from afore.tools.gpu_bench import Bench, ExpertSize, Layer
+from afore.tools.gpu_check import PARTS, TOTAL_S, run_part, run_parts
+from afore.tools.gpu_exact import check_experts, check_partition
+from afore.tools.gpu_measure import overlap
+from afore.tools.gpu_parts import PARTS as RUNNERS
+from afore.tools.gpu_report import LIMITS, write_report
+from afore.workers.device.cuda.device import CompletionName, CudaDevice
+from afore.workers.device.cuda.driver import Driver
+from afore.workers.device.cuda.kernels import torch_implementation
+from tests.workers.device.cuda.fake_driver import FakeCalls, Machine
+from tests.workers.device.cuda.presence import missing_gpu
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TINY = ExpertSize(name="tiny", hidden_size=16, expert_size=8, rows=6, dtype=torch.float32)
+FINE = {"outcome": "passed", "about": "a part", "took_s": 1.0}
+
+
+def no_wait(limit_s: float) -> None:
+    """Nothing is compiled."""
+
+
+@pytest.fixture
+def calls() -> FakeCalls:
+    return FakeCalls(Machine())
+
+
+@pytest.fixture
+def bench(calls: FakeCalls) -> Iterator[Bench]:
+    one = Bench(Driver(calls), torch_implementation(), on_gpu=False)
+    yield one
+    one.close()
+    assert calls.mistakes == []
+    assert set(calls.live.values()) == {0}
+
+
+@pytest.mark.slow
+def test_everything_is_calibrated(bench: Bench) -> None:
+    def make(completion: CompletionName) -> CudaDevice:
+        return CudaDevice(
+            Driver(FakeCalls()),
+            WallClock(),
+            asyncio.get_running_loop(),
+            completion=completion,
+            current=lambda handle: contextlib.nullcontext(),
+        )
+
+    found = calibrate(bench, TINY, make, tiles={16: (1, 4), 32: (1, 2)}, counts=(1, 2, 3, 8), repeats=2)
+    assert [one["tile_tokens"] for one in found["tiles"]] == [16, 32]
+    assert set(found["fastest"]) == {"16", "32"}
+    assert [copy["experts"] for copy in found["copies"]] == [1, 2, 3], "a worker's rows bound the copies"
+    assert found["copies"][1]["mib"] == 2 * TINY.nbytes / 2**20
+    assert found["copy"]["copy_gb_per_s"] >= 0
+    assert set(found["completion"]) == {"bell", "query"}
+    assert set(found["costs"]["tile_us"]) == {"16", "32"}
+    json.dumps(found)
+
+
+def test_copies_and_compute_together_and_alone(bench: Bench, calls: FakeCalls) -> None:
+    found = overlap(Layer(bench, TINY, most_pairs=64), 4, 16, 2, targets=3)
+    assert found["copies"] == 2
+    assert len(found["spans"]) == 4
+    waits = [arguments[0] for _, arguments in calls.named("cuStreamWaitEvent")]
+    assert waits == [bench.copies], "copies begin with the targets, and wait for nothing else"
+
+
+@pytest.mark.slow
+def test_partition_and_experts_are_held_against_the_cpu(bench: Bench) -> None:
+    assert check_partition(bench, cases=3, tokens=9, experts=16, top_k=3)["cases"] == 3
+    found = check_experts(bench, hidden=32, expert=16, rows=4, tokens=8)
+    assert {one["form"] for one in found} == {"silu", "clamped, biases"}
+    assert all(one["largest_difference"] <= one["tolerance"] for one in found)
+
+
+def test_every_part_has_a_runner_and_all_fit_into_eight_minutes() -> None:
+    assert list(PARTS) == list(RUNNERS)
+    assert TOTAL_S < 480
+    assert all(part.limit_s < TOTAL_S / 2 for part in PARTS.values())
+
+
+@pytest.mark.slow
+def test_a_part_that_fails_says_why_and_the_rest_goes_on() -> None:
+    python = [sys.executable, "-c"]
+    good = run_part([*python, "import sys; open(sys.argv[1], 'w').write('{\"a_us\": 3}')"], 60)
+    assert good == {"outcome": "passed", "result": {"a_us": 3}}
+    bad = run_part([*python, "raise SystemExit('no kernel image')"], 60)
+    assert (bad["outcome"], bad["why"].strip()) == ("failed", "no kernel image")
+    silent = run_part([*python, "pass"], 60)
+    assert (silent["outcome"], silent["why"]) == ("failed", "exit status 0")
+
+
+@pytest.mark.slow
+def test_a_part_that_hangs_is_ended_with_its_children() -> None:
+    script = "import subprocess, sys; subprocess.Popen(['sleep', '1000']); print('begun', flush=True); input()"
+    read, write = os.pipe()
+    stdin = os.dup(0)
+    os.dup2(read, 0)
+    try:
+        late = run_part([sys.executable, "-c", script], 3)
+    finally:
+        os.dup2(stdin, 0)
+        for fd in (read, write, stdin):
+            os.close(fd)
+    assert late["outcome"] == "took too long"
+    assert "begun" in late["why"]
+
+
+def test_what_cannot_run_is_not_run() -> None:
+    parts = run_parts(["tests"], {"pytest": "8", "pytest-asyncio": None}, time.monotonic() + 100, no_wait)
+    assert parts["tests"]["outcome"] == "not run"
+    assert "pytest-asyncio, hypothesis, triton" in parts["tests"]["why"]
+    late = run_parts(["device"], {}, time.monotonic() - 1, no_wait)
+    assert late["device"]["why"] == "no time was left"
+
+
+def test_the_report(tmp_path: Path) -> None:
+    spans = [
+        {"lane": "compute <alone>", "from_us": 0.0, "to_us": 10.0},
+        {"lane": "copies", "from_us": 2.0, "to_us": 8.0},
+    ]
+    report = {
+        "date": "2026-01-01 00:00 UTC",
+        "afore": "0.1.0",
+        "machine": ["GPU 0: Fake GPU"],
+        "packages": {"torch": "2.11", "rich": None},
+        "took_s": 12.0,
+        "parts": {
+            "overlap": {
+                **FINE,
+                "result": {"together_us": 12.3456, "spans": spans, "rows": [{"a_us": 1.0}, {"a_us": 2.0}]},
+            },
+            "glm": {"outcome": "failed", "about": "another", "took_s": 2.0, "why": "Xid 31"},
+        },
+    }
+    _, page = write_report(tmp_path, report)
+    said = page.read_text()
+    assert LIMITS in said
+    assert "| rich | not installed |" in said
+    assert "- together_us: 12.35" in said
+    assert "| a_us |" in said
+    assert "Xid 31" in said
+    assert "overlap.svg" in said
+    assert "compute &lt;alone&gt;" in (tmp_path / "overlap.svg").read_text()
+    assert json.loads((tmp_path / "gpu_check.json").read_text()) == report
+
+
+@pytest.mark.slow
+def test_the_command_lists_its_parts_and_says_where_there_is_no_gpu() -> None:
+    script = [str(ROOT / "tools" / "gpu_check.sh")]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    listed = subprocess.run([*script, "--dry-run"], env=environment, capture_output=True, text=True, check=False)
+    assert listed.returncode == 0
+    assert all(name in listed.stdout for name in PARTS)
+    if missing_gpu() == "":
+        pytest.skip("there is a GPU here")
+    refused = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("gpu_check: GPU: ")
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_calibration_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if missing_gpu() == "":
+        pytest.skip("there is a GPU here")
+    assert calibrate_main(["--gpu", "--out", str(tmp_path / "gpu.json")]) == 2
+    assert capsys.readouterr().err.startswith("calibrate: GPU: ")
+    assert gpu_check.version_of("no-such-package") is None

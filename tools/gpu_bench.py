@@ -1,0 +1,199 @@
+"""A GPU to measure on: two streams, device memory, made-up experts of any size, and the time between two events.
+
+``Bench`` runs as well over a driver that stands for a GPU, so that everything here runs in tests before a GPU has seen it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from afore.models.expert_form import SILU_GATED
+from afore.workers.device.cuda.device import torch_streams
+from afore.workers.device.cuda.driver import Driver, Span, load_driver
+from afore.workers.device.cuda.kernels import Implementation, triton_implementation
+from afore.workers.device.cuda.memory import DeviceMemory, address_of
+
+
+class Bench:
+    """One GPU, opened for measuring. ``on_gpu`` False: the driver's memory is the host's."""
+
+    def __init__(
+        self, driver: Driver, implementation: Implementation, *, on_gpu: bool = True, ordinal: int = 0
+    ) -> None:
+        self.driver = driver
+        self.implementation = implementation
+        self.on_gpu = on_gpu
+        self.ordinal = ordinal
+        self.context = driver.retain_context(ordinal)
+        least, greatest = driver.priority_range()
+        self.compute, self.copies = driver.create_stream(greatest), driver.create_stream(least)
+        self.memory = DeviceMemory(driver, ordinal if on_gpu else None)
+        self._events: list[int] = []
+        self._current = torch_streams(ordinal) if on_gpu else (lambda handle: contextlib.nullcontext())
+
+    @classmethod
+    def open(cls) -> Bench:
+        """This machine's first GPU. Raises ``HostError``."""
+        driver = load_driver(name="gpu")
+        torch.cuda.set_device(0)
+        return cls(driver, triton_implementation())
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors lie."""
+        return self.memory.torch_device
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The GPU's compute capability."""
+        ask = self.driver.attribute
+        return ask("COMPUTE_CAPABILITY_MAJOR", self.ordinal), ask("COMPUTE_CAPABILITY_MINOR", self.ordinal)
+
+    def on_compute(self) -> contextlib.AbstractContextManager[object]:
+        """torch enqueues on the compute stream in this block."""
+        return self._current(self.compute)
+
+    def event(self) -> int:
+        """A new event; ``close`` destroys it."""
+        self._events.append(self.driver.create_event())
+        return self._events[-1]
+
+    def mark(self, stream: int) -> int:
+        """An event recorded now."""
+        event = self.event()
+        self.driver.record(event, stream)
+        return event
+
+    def finish(self) -> None:
+        """Blocks until both streams are idle."""
+        for stream in (self.compute, self.copies):
+            self.driver.synchronise(self.mark(stream))
+
+    def time_us(self, enqueue: Callable[[], None], stream: int, *, repeats: int, warm: int = 2) -> float:
+        """Median microseconds between an event before and one behind what ``enqueue`` puts on ``stream``."""
+        times = []
+        for turn in range(warm + repeats):
+            begin = self.mark(stream)
+            with self._current(stream):
+                enqueue()
+            end = self.mark(stream)
+            self.driver.synchronise(end)
+            if turn >= warm:
+                times.append(self.driver.elapsed_us(begin, end))
+        return statistics.median(times)
+
+    def close(self) -> None:
+        """Gives everything back."""
+        self.finish()
+        for event in self._events:
+            self.driver.destroy_event(event)
+        for stream in (self.compute, self.copies):
+            self.driver.destroy_stream(stream)
+        self.memory.close()
+        self.driver.release_context(self.ordinal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertSize:
+    """What a layer's experts are like."""
+
+    name: str
+    hidden_size: int
+    expert_size: int
+    rows: int
+    """Store rows of one worker: primaries and redundant slots."""
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one expert: what a copy moves."""
+        return 3 * self.hidden_size * self.expert_size * self.dtype.itemsize
+
+    def describe(self) -> dict[str, Any]:
+        """For reports."""
+        return {
+            "name": self.name,
+            "hidden_size": self.hidden_size,
+            "expert_size": self.expert_size,
+            "store_rows": self.rows,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "expert_mib": self.nbytes / 2**20,
+        }
+
+
+GLM_AIR = ExpertSize(name="GLM-4.5-Air", hidden_size=4096, expert_size=1408, rows=36, dtype=torch.bfloat16)
+"""Its routed experts, 32 primaries of 128 on each of four workers, and four slots."""
+
+
+class Layer:
+    """One layer's experts on a bench, and targets of as many full tiles as are asked for."""
+
+    def __init__(self, bench: Bench, size: ExpertSize, *, most_pairs: int) -> None:
+        self.bench, self.size, self._most = bench, size, most_pairs
+        rows, hidden, expert = size.rows, size.hidden_size, size.expert_size
+        memory = bench.memory
+        with bench.on_compute():
+            self.gate_up = memory.tensor((rows, 2 * expert, hidden), size.dtype).normal_(0, hidden**-0.5)
+            self.down = memory.tensor((rows, hidden, expert), size.dtype).normal_(0, expert**-0.5)
+            self.act = memory.tensor((most_pairs, expert), size.dtype).zero_()
+            self.y = memory.tensor((most_pairs, hidden), torch.float32).zero_()
+            self.hidden = memory.tensor((most_pairs, hidden), torch.float32).normal_()
+            self.out = memory.tensor((most_pairs, hidden), torch.float32)
+            self.weight = memory.tensor((most_pairs, 1), torch.float32).fill_(1.0)
+            self.pairs = memory.tensor((most_pairs,), torch.int32)
+            self.pairs.copy_(torch.arange(most_pairs, dtype=torch.int32))
+            self._starts: dict[tuple[int, int], torch.Tensor] = {}
+
+    def experts(self, tiles: int, tile_tokens: int, implementation: Implementation | None = None) -> Callable[[], None]:
+        """What enqueues a target of ``tiles`` full tiles, spread over the rows; one choice for each token."""
+        pairs = tiles * tile_tokens
+        if pairs > self._most:
+            raise ValueError(f"{tiles} tiles of {tile_tokens} are more than {self._most} pairs")
+        start_S1 = self._start(tiles, tile_tokens)
+        chosen = implementation or self.bench.implementation
+
+        def enqueue() -> None:
+            chosen.experts(
+                self.hidden[:pairs],
+                self.weight[:pairs],
+                self.pairs,
+                self.pairs,
+                start_S1,
+                self.gate_up,
+                self.down,
+                None,
+                self.act,
+                self.y,
+                self.out[:pairs],
+                SILU_GATED,
+                tile_tokens,
+            )
+
+        return enqueue
+
+    def row_spans(self, source: int, destination: int) -> list[Span]:
+        """What copies one row's expert into another row."""
+        spans = []
+        for part in (self.gate_up, self.down):
+            spans.append(Span(address_of(part[destination]), address_of(part[source]), part[source].nbytes))
+        return spans
+
+    def _start(self, tiles: int, tile_tokens: int) -> torch.Tensor:
+        key = (tiles, tile_tokens)
+        if key not in self._starts:
+            rows = self.size.rows
+            each = torch.full((rows,), tiles // rows, dtype=torch.int32)
+            each[: tiles % rows] += 1
+            host_S1 = torch.zeros(rows + 1, dtype=torch.int32)
+            host_S1[1:] = torch.cumsum(each * tile_tokens, 0)
+            with self.bench.on_compute():
+                start_S1 = self.bench.memory.tensor((rows + 1,), torch.int32)
+                start_S1.copy_(host_S1)
+            self._starts[key] = start_S1
+        return self._starts[key]
