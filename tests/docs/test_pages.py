@@ -117,6 +117,7 @@ def test_options_in_prose_exist(page: Page, capsys: pytest.CaptureFixture[str]) 
     for tool, *subcommand in (
         ("doctor",),
         ("calibrate",),
+        ("evaluate",),
         ("gpu_check",),
         ("inspect",),
         ("top",),

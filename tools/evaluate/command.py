@@ -13,6 +13,7 @@ from afore.core.errors import AforeError, ConfigError
 from afore.scheduler.policies.registry import policy_kernels
 from afore.tools.bench.files import write_whole
 from afore.tools.evaluate.cell import Cell
+from afore.tools.evaluate.demand import WORKLOADS
 from afore.tools.evaluate.figures import FIGURES, Figure, Row
 from afore.tools.evaluate.pictures import draw
 from afore.tools.evaluate.report import page, to_json
@@ -38,7 +39,8 @@ def _evaluate(options: argparse.Namespace, given: Sequence[str]) -> int:
     figures = _chosen(options.only)
     template = _template(options)
     out = Path(options.out)
-    cells = [cell for figure in figures for cell in figure.cells(template)]
+    workloads = _workloads(options.workloads)
+    cells = [cell for figure in figures for cell in figure.cells(template, workloads)]
     for policy in dict.fromkeys(cell.policy for cell in cells):
         for compile_kernel in policy_kernels(policy):
             compile_kernel()
@@ -51,7 +53,9 @@ def _evaluate(options: argparse.Namespace, given: Sequence[str]) -> int:
         print(line, file=sys.stderr, flush=True)
 
     results = results_of(cells, out, progress)
-    found: list[tuple[Figure, Sequence[Row]]] = [(figure, figure.rows(template, results)) for figure in figures]
+    found: list[tuple[Figure, Sequence[Row]]] = [
+        (figure, figure.rows(template, workloads, results)) for figure in figures
+    ]
     write_whole(str(out / "evaluation.json"), to_bytes(to_json(found, template)))
     command = shlex.join(["python", "-m", "afore.tools.evaluate", *given])
     write_whole(str(out / "evaluation.md"), page(found, template, profile, command).encode())
@@ -95,12 +99,23 @@ def _chosen(only: str | None) -> list[Figure]:
     return [figure for name, figure in FIGURES.items() if name in names]
 
 
+def _workloads(names: str | None) -> list[str]:
+    if names is None:
+        return list(WORKLOADS)
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in WORKLOADS]
+    if unknown or not wanted:
+        raise ConfigError("--workloads", f"there is no {', '.join(unknown) or 'name'}", f"of {', '.join(WORKLOADS)}")
+    return wanted
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m afore.tools.evaluate",
         description="The paper's figures in virtual time: the real roles on emulated hardware. Goes on where it was stopped.",
     )
     parser.add_argument("--only", metavar="NAMES", help=f"some of {', '.join(FIGURES)}, by commas")
+    parser.add_argument("--workloads", metavar="NAMES", help=f"some of {', '.join(WORKLOADS)}, by commas")
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_STEPS} steps of {QUICK_LAYERS} layers, small batches"
     )

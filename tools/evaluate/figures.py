@@ -9,7 +9,6 @@ from typing import Any
 
 from afore.scheduler.policies.registry import POLICIES
 from afore.tools.evaluate.cell import Cell
-from afore.tools.evaluate.demand import WORKLOADS
 
 Results = Mapping[Cell, Mapping[str, Any]]
 
@@ -53,12 +52,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure or table. ``cells`` from a template that has profile, layers, steps and seed; ``rows`` from their results."""
+    """One figure or table: cells from a template that has profile, layers, steps and seed, and rows from their results."""
 
     name: str
     title: str
-    cells: Callable[[Cell], list[Cell]]
-    rows: Callable[[Cell, Results], list[Row]]
+    cells: Callable[[Cell, Sequence[str]], list[Cell]]
+    """From a template and workloads."""
+    rows: Callable[[Cell, Sequence[str], Results], list[Row]]
     unit: Mapping[str, str]
     """Columns and their units, in order."""
     note: str = ""
@@ -79,8 +79,8 @@ def vary(template: Cell, **changes: Any) -> Cell:
 # Figures 3 and 4, the case study
 
 
-def _case_cells(template: Cell) -> list[Cell]:
-    return [vary(template, policy=policy) for policy in available(list(APPROACHES))]
+def _case_cells(template: Cell, workloads: Sequence[str]) -> list[Cell]:
+    return [vary(template, workload=workloads[0], policy=policy) for policy in available(list(APPROACHES))]
 
 
 _FIG3 = {
@@ -97,8 +97,8 @@ _FIG4 = {
 }
 
 
-def _fig3_rows(template: Cell, results: Results) -> list[Row]:
-    cells = {APPROACHES[cell.policy]: results[cell] for cell in _case_cells(template)}
+def _fig3_rows(template: Cell, workloads: Sequence[str], results: Results) -> list[Row]:
+    cells = {APPROACHES[cell.policy]: results[cell] for cell in _case_cells(template, workloads)}
     base = cells["Static"]
     return [
         Row(
@@ -120,7 +120,7 @@ def _fig3_rows(template: Cell, results: Results) -> list[Row]:
     ]
 
 
-def _fig4_rows(template: Cell, results: Results) -> list[Row]:
+def _fig4_rows(template: Cell, workloads: Sequence[str], results: Results) -> list[Row]:
     names = ("token imbalance", "tile imbalance", "raw copy", "exposed")
     return [
         Row(
@@ -133,7 +133,7 @@ def _fig4_rows(template: Cell, results: Results) -> list[Row]:
             },
             paper=dict(zip(names, _FIG4[APPROACHES[cell.policy]], strict=True)),
         )
-        for cell in _case_cells(template)
+        for cell in _case_cells(template, workloads)
         for found in (results[cell],)
     ]
 
@@ -141,10 +141,10 @@ def _fig4_rows(template: Cell, results: Results) -> list[Row]:
 # Figure 8, the comparison
 
 
-def _compared(template: Cell) -> list[tuple[str, str, Cell]]:
+def _compared(template: Cell, workloads: Sequence[str]) -> list[tuple[str, str, Cell]]:
     """(workload, label, cell) of every bar."""
     bars = []
-    for workload in WORKLOADS:
+    for workload in workloads:
         for policy in available(BASELINES):
             for cost_us in ON_PATH.get(policy, (0.0,)):
                 label = f"{policy} +{cost_us:g} µs" if policy in ON_PATH else policy
@@ -153,8 +153,8 @@ def _compared(template: Cell) -> list[tuple[str, str, Cell]]:
     return bars
 
 
-def _fig8_rows(template: Cell, results: Results) -> list[Row]:
-    bars = _compared(template)
+def _fig8_rows(template: Cell, workloads: Sequence[str], results: Results) -> list[Row]:
+    bars = _compared(template, workloads)
     rows = []
     for workload, label, cell in bars:
         found = results[cell]
@@ -180,18 +180,18 @@ def _fig8_rows(template: Cell, results: Results) -> list[Row]:
 # Table 3 and Figure 10, the ablation
 
 
-def _ablation_cells(template: Cell) -> list[Cell]:
+def _ablation_cells(template: Cell, workloads: Sequence[str]) -> list[Cell]:
     return [
         vary(template, workload=workload, policy=policy)
-        for workload in WORKLOADS
+        for workload in workloads
         for policy in available(list(ABLATIONS))
     ]
 
 
-def _fig10_rows(template: Cell, results: Results) -> list[Row]:
+def _fig10_rows(template: Cell, workloads: Sequence[str], results: Results) -> list[Row]:
     means = {"Static": (0.0, 0.0), "AFORE": (0.298, 0.182)}
     rows = []
-    for cell in _ablation_cells(template):
+    for cell in _ablation_cells(template, workloads):
         found, base = results[cell], results[vary(cell, policy="static")]
         full = results[vary(cell, policy="afore")]
         label = ABLATIONS[cell.policy]
@@ -217,13 +217,13 @@ def _fig10_rows(template: Cell, results: Results) -> list[Row]:
 # Figure 11, hiding
 
 
-def _fig11_cells(template: Cell) -> list[Cell]:
-    return [vary(template, workload=workload, policy="afore") for workload in WORKLOADS]
+def _fig11_cells(template: Cell, workloads: Sequence[str]) -> list[Cell]:
+    return [vary(template, workload=workload, policy="afore") for workload in workloads]
 
 
-def _fig11_rows(template: Cell, results: Results) -> list[Row]:
+def _fig11_rows(template: Cell, workloads: Sequence[str], results: Results) -> list[Row]:
     rows = []
-    for cell in _fig11_cells(template):
+    for cell in _fig11_cells(template, workloads):
         copies = results[cell]["copies"]
         points = copies["left_us"]["points"] or [0.0]
         rows.append(
@@ -246,8 +246,8 @@ def _fig11_rows(template: Cell, results: Results) -> list[Row]:
 # Figure 2, why disaggregation makes imbalance worse; Figure 1, the demand itself
 
 
-def _fig2_cells(template: Cell) -> list[Cell]:
-    apart = vary(template, policy="static")
+def _fig2_cells(template: Cell, workloads: Sequence[str]) -> list[Cell]:
+    apart = vary(template, workload=workloads[0], policy="static")
     devices = template.ffn
     together = vary(
         apart,
@@ -259,8 +259,8 @@ def _fig2_cells(template: Cell) -> list[Cell]:
     return [vary(cell, imbalance=skew) for cell in (together, apart) for skew in (1.0, SKEWED)]
 
 
-def _fig2_rows(template: Cell, results: Results) -> list[Row]:
-    cells = _fig2_cells(template)
+def _fig2_rows(template: Cell, workloads: Sequence[str], results: Results) -> list[Row]:
+    cells = _fig2_cells(template, workloads)
     rows = []
     for label, loss, (uniform, skewed) in (("monolithic", 0.119, cells[:2]), ("AFD", 0.201, cells[2:])):
         flat, steep = results[uniform]["tokens_per_s"], results[skewed]["tokens_per_s"]
@@ -268,12 +268,12 @@ def _fig2_rows(template: Cell, results: Results) -> list[Row]:
     return rows
 
 
-def _fig1_cells(template: Cell) -> list[Cell]:
-    return [vary(template, policy="static")]
+def _fig1_cells(template: Cell, workloads: Sequence[str]) -> list[Cell]:
+    return [vary(template, workload=workloads[0], policy="static")]
 
 
-def _fig1_rows(template: Cell, results: Results) -> list[Row]:
-    found = results[_fig1_cells(template)[0]]
+def _fig1_rows(template: Cell, workloads: Sequence[str], results: Results) -> list[Row]:
+    found = results[_fig1_cells(template, workloads)[0]]
     layers = [layer["token"]["before"] for layer in found["layers_imbalance"]]
     return [
         Row(
@@ -323,7 +323,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             Figure(
                 name="fig8",
                 title="Figure 8: policies and workloads",
-                cells=lambda template: [cell for _, _, cell in _compared(template)],
+                cells=lambda template, workloads: [cell for _, _, cell in _compared(template, workloads)],
                 rows=_fig8_rows,
                 unit=_SPEED,
                 note="The paper's column has its means over four workloads: its text gives ranges and means, no bars.",
