@@ -20,7 +20,8 @@ NOT_PREDICTED = "lina: nothing was predicted for it"
 
 
 class Lina(Slotted):
-    """Each target may have ⌊R/M⌋ slots of a worker filled, at least one, and uses replicas that it finds there besides."""
+    """Each target uses at most ⌊R/M⌋ slots of a worker, at least one, filled for it or found so: more would leave the targets that
+    are in flight beside it none that may be rebound."""
 
     name: str = "lina"
     wants_predictions: Predictor | None = "transitions"
@@ -94,7 +95,7 @@ class Lina(Slotted):
             e = int(np.where(open_E, load_E / copies_E, -1.0).argmax())
             # A replica that is there, in a slot that may be rebound, takes that slot from what may be copied into.
             reusable_N = there_EN[e] & ~((safe_N == 0) & _is_safe(table_NR, safe_NR, e))
-            eligible_N = (((room_N > 0) & (safe_N > 0)) | reusable_N) & ~holds_EN[e]
+            eligible_N = (room_N > 0) & ((safe_N > 0) | reusable_N) & ~holds_EN[e]
             if not eligible_N.any():
                 open_E[e] = False
                 continue
@@ -105,7 +106,7 @@ class Lina(Slotted):
             else:
                 missing.append((e, w))
                 safe_N[w] -= 1
-                room_N[w] -= 1
+            room_N[w] -= 1
             each, more = load_E[e] / copies_E[e], load_E[e] / (copies_E[e] + 1)
             load_N[holds_EN[e]] += more - each
             load_N[w] += more

@@ -65,6 +65,20 @@ def test_what_is_reserved_for_a_target_is_not_rebound_before_it() -> None:
     assert assigned(policy.on_demand(TARGET, counts(8, 0, 0, 0), 0.0)).shares == ((0, 1, 0, 4),)
 
 
+@pytest.mark.parametrize("microbatches", [1, 2, 3])
+def test_targets_in_flight_never_leave_one_another_without_slots(microbatches: int) -> None:
+    """Popularity wanders: what was fetched long ago must make room, however much of what is there each target could use."""
+    policy = Lina(context(experts=24, slots=6, microbatches=microbatches))
+    fetched = []
+    for step in range(24):
+        load = [8 + 4 * max(0, 14 - (expert - step) % 24) for expert in range(24)]
+        for microbatch in range(microbatches):
+            target = Target(0, microbatch, step)
+            fetched += [step] * len(copied(policy.on_prediction(target, counts(*load), 0.0)))
+            policy.on_demand(target, counts(*load), 0.0)
+    assert max(fetched) > 20
+
+
 def test_without_a_prediction_it_runs_on_primaries() -> None:
     policy = Lina(context())
     assign = assigned(policy.on_demand(TARGET, counts(8, 0, 0, 0), 0.0))
