@@ -88,7 +88,7 @@ def options_of(module: str, arguments: list[str], capsys: pytest.CaptureFixture[
 @pages
 def test_commands_exist_with_their_options(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     known = launcher_keys()
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
     for command in page.commands:
         words = [word for word in shlex.split(command) if not re.fullmatch(r"[A-Z_]+=\S*", word)]
         if words[0] == "make":
