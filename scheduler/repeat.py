@@ -15,7 +15,7 @@ from afore.core.record import record
 from afore.scheduler.costs import Costs
 from afore.scheduler.plan import PlannerConfig
 from afore.scheduler.policies.base import Policy, PolicyContext
-from afore.scheduler.policies.registry import make_policy
+from afore.scheduler.policies.registry import POLICIES, make_policy
 from afore.scheduler.recorder import answer_of
 from afore.scheduler.traces import Answer, Event, TraceError, TraceHeader, TraceReader, TraceTarget
 
@@ -94,6 +94,9 @@ def recorded_policy(header: TraceHeader, costs: Callable[[int], Costs], name: st
             raise ConfigError("planner", "its sizes are not the header's")
     except (TypeError, ValueError, OverflowError) as error:
         raise TraceError(name, f"its planner cannot be: {error}", "record the run again") from error
+    if header.policy not in POLICIES:
+        # A name from a file must not choose what is imported.
+        raise TraceError(name, f"its policy {header.policy[:60]!r} is none of AFORE's", "replay it with --policy NAME")
     return make_policy(
         header.policy,
         PolicyContext(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from afore.core.errors import AforeError
+from afore.core.errors import AforeError, ConfigError
 from afore.core.target import Target
 from afore.tools.ending import end_with
 from afore.tools.printable import printable
@@ -25,7 +25,8 @@ example:
   python -m afore.tools.wire show /tmp/wire/scheduler-0.wire
   python -m afore.tools.wire replay /tmp/wire
 
-exit status: 0 done, every plan came out the same; 1 the replay differs; 2 something cannot be used. Files hold prompts and demand.
+exit status: 0 done, every plan came out the same; 1 the replay differs, or the recording lacks something;
+2 something cannot be used. Files hold prompts and demand.
 """
 
 
@@ -92,7 +93,11 @@ def _show(path: Path, as_json: bool) -> int:
         if as_json:
             print(json.dumps(record, default=_hex))
         else:
-            print(f"{(record[1] - first_ns) / 1e3:>14,.1f}  {printable(_line(*record))}")
+            try:
+                line = _line(*record)
+            except (AttributeError, IndexError, TypeError, ValueError) as error:
+                raise ConfigError(str(path), f"holds a damaged record: {error}", "record the run again") from error
+            print(f"{(record[1] - first_ns) / 1e3:>14,.1f}  {printable(line)}")
     if file.torn:
         print("wire: it ends within a record: its role was killed, or still runs", file=sys.stderr)
     return 0

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import struct
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from afore.core.control import OpenEpoch
 from afore.core.errors import ConfigError
+from afore.core.messages import from_wire
 from afore.core.record import record
-from afore.core.topology import SCHEDULER, member_name
+from afore.core.topology import ATTENTION, FFN, SCHEDULER, member_name
 from afore.transport.records import DEMAND_HEADER, FEEDBACK
 from afore.transport.routed_names import is_routed
 from afore.transport.wire_file import SUFFIX, WireFile
@@ -80,7 +84,12 @@ def _last_of_each(vectors: list[Write], t_ns: int) -> list[Write]:
 def read_directory(directory: Path) -> Recorded:
     """Gathers what went to the scheduler. Raises ``ConfigError`` where its own file is missing or cannot be used."""
     paths = sorted(directory.glob(f"*{SUFFIX}")) if directory.is_dir() else []
-    by_member = {file.member: file for file in map(WireFile, paths)}
+    by_member: dict[str, WireFile] = {}
+    for file in map(WireFile, paths):
+        if file.member in by_member:
+            both = f"{by_member[file.member].path.name} and {file.path.name}"
+            raise ConfigError(str(directory), f"{both} are both of {file.member}", "keep one run in a directory")
+        by_member[file.member] = file
     if MEMBER not in by_member:
         names = ", ".join(by_member) or "none"
         raise ConfigError(
@@ -89,7 +98,15 @@ def read_directory(directory: Path) -> Recorded:
     own = by_member[MEMBER]
     if is_routed(own.address):
         raise ConfigError(str(directory), "was recorded on several nodes", "replay takes a cluster of one node")
+    try:
+        return _gathered(own, by_member)
+    except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
+        raise ConfigError(str(directory), f"holds a damaged record: {error}", "record the run again") from error
+
+
+def _gathered(own: WireFile, by_member: Mapping[str, WireFile]) -> Recorded:
     found = Recorded(own.address)
+    ended = False
     labels: dict[tuple[str, int], str] = {}
     for kind, t_ns, *rest in own.records():
         if kind == "region":
@@ -102,8 +119,15 @@ def read_directory(directory: Path) -> Recorded:
             found.did.append((kind, t_ns, rest[0]))
         elif kind == "entry":
             found.entries[rest[0]] = rest[1]
-        elif kind == "end" and rest[1]:
+        elif kind == "end":
+            ended = True
+        if kind == "end" and rest[1]:
             found.problems.append(f"{own.path.name}: {rest[1]} records were dropped")
+    if not ended and not own.torn:
+        found.problems.append(f"{own.path.name}: has no end; what came last may be missing")
+    found.problems += [
+        f"{member} was a member, and has no file" for member in _members(found) if member not in by_member
+    ]
     writes: list[Write] = []
     for file in by_member.values():
         for kind, t_ns, *rest in file.records():
@@ -117,6 +141,13 @@ def read_directory(directory: Path) -> Recorded:
     for write in sorted(writes, key=lambda write: write.t_ns):
         _sort_in(found, write)
     return found
+
+
+def _members(found: Recorded) -> list[str]:
+    """Those of the epoch that was served, but for the door, which writes nothing into a scheduler's memory."""
+    opened = [from_wire(what) for kind, _, what in found.did if kind == "in" and what.get("@") == "OpenEpoch"]
+    members = opened[-1].members if opened and isinstance(opened[-1], OpenEpoch) else ()
+    return [member_name(one.role, one.rank) for one in members if one.role in (ATTENTION, FFN)]
 
 
 def _sort_in(found: Recorded, write: Write) -> None:

@@ -60,8 +60,8 @@ class Replayed:
 
     @property
     def same(self) -> bool:
-        """Whether every recorded plan came out, byte for byte."""
-        return self.identical == self.recorded
+        """Whether every recorded plan came out, byte for byte, none besides, and the recording lacks nothing."""
+        return self.identical == self.recorded == self.replayed > 0 and not self.problems
 
 
 def replay(recorded: Recorded, world: SchedulerWorld, output: Path) -> Replayed:

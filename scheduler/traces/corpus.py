@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afore.core.errors import ConfigError
+from afore.scheduler.traces.files import regular
 from afore.scheduler.traces.npy import array_of, header_of
 from afore.scheduler.traces.records import MOST_EXPERTS, MOST_LAYERS, MOST_TOP_K, TraceError
 
@@ -110,9 +111,10 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     found: dict[str, NDArray[Any]] = {}
     try:
         if path.suffix == ".npy":
-            if path.stat().st_size > MOST_BYTES:
-                raise TraceError(path, f"it has {path.stat().st_size:,} bytes", f"this reads at most {MOST_BYTES:,}")
+            if (size := regular(path).st_size) > MOST_BYTES:
+                raise TraceError(path, f"it has {size:,} bytes", f"this reads at most {MOST_BYTES:,}")
             return {"ids": array_of(path.read_bytes())}
+        regular(path)
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
                 name = info.filename.removesuffix(".npy")

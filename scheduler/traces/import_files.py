@@ -15,8 +15,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from afore.scheduler.traces.files import regular
 from afore.scheduler.traces.npy import array_of
-from afore.scheduler.traces.records import MOST_LAYERS, MOST_TOP_K, TraceError
+from afore.scheduler.traces.records import MOST_LAYERS, MOST_PAIRS, MOST_TOP_K, TraceError
 
 MOST_BYTES: Final = 1 << 30
 """Of a file, and of what it unpacks to."""
@@ -43,7 +44,7 @@ def _reading(path: Path, remedy: str) -> Iterator[None]:
 
 
 def _sized(path: Path, most: int) -> None:
-    size = path.stat().st_size
+    size = regular(path).st_size
     if size > most:
         raise TraceError(path, f"it has {size:,} bytes", f"this reads at most {most:,}")
 
@@ -165,6 +166,8 @@ def read_trtllm(path: Path) -> tuple[NDArray[np.int64], int]:
                             f"{key[:40]!r} is {counts_E.dtype} of shape {counts_E.shape}, not {experts} counts",
                             "",
                         )
+                    if int(counts_E.max(initial=0)) > MOST_PAIRS:
+                        raise TraceError(file, f"{key!r} has an expert with over {MOST_PAIRS:,} tokens", "record again")
                     if (counts_E < 0).any():
                         raise TraceError(file, f"{key!r} has an expert with less than 0 tokens", "record again")
                     where = int(place[1]), int(place[2])

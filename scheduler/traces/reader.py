@@ -20,6 +20,7 @@ from afore.core.target import Phase, Target
 from afore.scheduler.costs import Costs
 from afore.scheduler.traces import format as form
 from afore.scheduler.traces.checks import check_rows
+from afore.scheduler.traces.files import regular
 from afore.scheduler.traces.npy import array_of
 from afore.scheduler.traces.records import Answer, Event, TraceError, TraceHeader, TraceTarget
 
@@ -49,6 +50,7 @@ class TraceReader:
         self.rows = 0
         """Read so far."""
         try:
+            regular(self.path)
             with open(self.path, "rb") as file:
                 self.header = self._header(file)
         except OSError as error:
@@ -166,6 +168,8 @@ class TraceReader:
                 f"{name}: {str(array.dtype)[:80]} of shape {array.shape}, which the header does not announce",
                 "write it again",
             )
+        if part == "rows" and len(array) > form.MOST_ROWS:
+            raise TraceError(self.path, f"{name}: {len(array):,} rows are over {form.MOST_ROWS:,}", "write it again")
         return array
 
     def _check_end(self, data: bytes, chunks: int) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
+import stat
 import zipfile
 from pathlib import Path
 from types import TracebackType
@@ -52,15 +54,19 @@ class TraceWriter:
         self._chunks = 0
         self._failed = False
         """The disk refused something; what is there stays, under its partial name, until ``abandon``."""
+        if not self.path.name:
+            raise HostError(str(path) or "''", "it names no file", "name one")
         self._partial = self.path.with_name(self.path.name + form.PARTIAL)
         self._method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
         self._file: IO[bytes] | None = None
         self._zip: zipfile.ZipFile | None = None
         self._begin()
-        if self.path.exists() and not self.path.is_file():
-            raise HostError(str(self.path), "it is there and no file, so no trace can take its place", "name another")
         with self._on_disk():
-            self._file = open(self._partial, "wb")  # noqa: SIM115  # close() closes it
+            if self.path.exists() and not self.path.is_file():
+                raise HostError(
+                    str(self.path), "it is there and no file, so no trace can take its place", "name another"
+                )
+            self._file = _locked(self._partial)
             self._zip = zipfile.ZipFile(self._file, "w", allowZip64=True)
             self._member(form.HEADER, json.dumps(header.to_json()).encode())
 
@@ -134,6 +140,9 @@ class TraceWriter:
                 for name, array in chunk.items():
                     self._member(f"{self._chunks:06}.{name}.npy", bytes_of(array))
                 self._chunks += 1
+                # A process that is killed takes with it what it has not handed over.
+                assert self._file is not None
+                self._file.flush()
             most = None if most is None else most - 1
 
     def close(self) -> None:
@@ -218,3 +227,22 @@ class TraceWriter:
                 f"the trace cannot be written: {error.strerror or error}",
                 "name a file where there is room and you may write",
             ) from error
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """The empty file at ``path``, which nobody else writes. Raises ``HostError`` where somebody does, or it is no file."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise HostError(str(path), "it is there and no file, so no trace can be written to it", "name another")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HostError(
+                str(path), "somebody else is writing it", "name another file, or wait for its end"
+            ) from None
+        os.ftruncate(fd, 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    return os.fdopen(fd, "wb")

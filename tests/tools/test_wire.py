@@ -83,6 +83,33 @@ async def _read(stream: AsyncIterator[Token]) -> None:
 
 
 @pytest.mark.slow
+def test_a_recording_that_lacks_something_is_never_the_same(tmp_path: Path) -> None:
+    record(tmp_path / "run", "static")
+    whole = read_directory(tmp_path / "run")
+    own, worker = tmp_path / "run" / "scheduler-0.wire", tmp_path / "run" / "ffn-1.wire"
+    kept, kept_worker = own.read_bytes(), worker.read_bytes()
+    worker.unlink()
+    assert read_directory(tmp_path / "run").problems == ["ffn-1 was a member, and has no file"]
+    worker.write_bytes(kept_worker)
+    (tmp_path / "run" / "again.wire").write_bytes(kept_worker)
+    with pytest.raises(ConfigError, match=r"both of ffn-1"):
+        read_directory(tmp_path / "run")
+    (tmp_path / "run" / "again.wire").unlink()
+    at, last = 0, 0
+    while at < len(kept):
+        at, last = at + 4 + struct.unpack_from("<I", kept, at)[0], at
+    own.write_bytes(kept[:last])
+    assert read_directory(tmp_path / "run").problems == ["scheduler-0.wire: has no end; what came last may be missing"]
+    whole.entries.clear()
+    assert not replay(whole, World(), tmp_path / "again").same
+    for damaged in (["asked", 1], ["end", 1, 2], ["entry", 1, 2], ["message", 1]):
+        body = msgpack.packb(damaged)
+        own.write_bytes(kept[:last] + struct.pack("<I", len(body)) + body)
+        with pytest.raises(ConfigError, match="damaged record"):
+            read_directory(tmp_path / "run")
+
+
+@pytest.mark.slow
 def test_recording_changes_nothing_and_a_changed_vector_is_seen(tmp_path: Path) -> None:
     tokens = record(tmp_path / "run", "afore")
     plain = RunConfig(policy="afore", topology=Topology(attention=2, ffn=3, redundant_slots=2))

@@ -109,6 +109,13 @@ def _workloads(names: str | None) -> list[str]:
     return wanted
 
 
+def _seed(text: str) -> int:
+    seed = int(text)
+    if not 0 <= seed < 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text} is none of 0 to 2^63 - 1")
+    return seed
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m afore.tools.evaluate",
@@ -139,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         default="model-stream",
         help="between experts, or beside them",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of demand and prompt lengths")
+    parser.add_argument("--seed", type=_seed, default=0, help="of demand and prompt lengths")
     parser.add_argument("--no-pictures", action="store_true", help="no PNG and SVG (they need afore[bench])")
     return parser
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,12 @@ def _read(folder: Path, cell: Cell) -> Mapping[str, Any] | None:
     """A result of an earlier run; none where there is none, or one that this version would not write."""
     try:
         result = json.loads((folder / f"{cell.key()}.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return result if isinstance(result, dict) and result.get("format") == FORMAT else None
+    if not isinstance(result, dict) or result.get("format") != FORMAT:
+        return None
+    # A file under another cell's name, or one that somebody has changed, is not what this cell would write.
+    if result.get("cell") != json.loads(to_bytes(dataclasses.asdict(cell))):
+        return None
+    numbers = [value for value in result.values() if isinstance(value, float)]
+    return result if all(map(math.isfinite, numbers)) else None

@@ -81,6 +81,10 @@ def test_cells_that_are_there_are_not_run_again(tmp_path: Path) -> None:
     (tmp_path / "cells" / f"{tiny.key()}.json").write_text("{}")
     assert results_of([tiny], tmp_path, lambda cell, done, total: run.append(cell)) == {tiny: first[tiny]}
     assert run == [tiny, other, tiny]
+    # Another cell's file under this one's name, and one that no JSON reader gets through.
+    for wrong in ((tmp_path / "cells" / f"{other.key()}.json").read_bytes(), b"[" * 200_000):
+        (tmp_path / "cells" / f"{tiny.key()}.json").write_bytes(wrong)
+        assert results_of([tiny], tmp_path, lambda cell, done, total: None) == {tiny: first[tiny]}
 
 
 def test_percentiles_are_nearest_ranks() -> None:
