@@ -41,6 +41,7 @@ class Figures:
     num_waiting = 2
     kv_usage = 0.25
     num_preemptions = 5
+    ids_lost = 1
 
 
 def request(name: str, prompt: int = 4) -> Request:
@@ -74,6 +75,7 @@ def test_counts_and_times_of_two_requests() -> None:
     assert metric(text, "afore_num_requests_waiting") == 2
     assert metric(text, "afore_kv_cache_usage_perc") == 0.25
     assert metric(text, "afore_num_preemptions_total") == 5
+    assert metric(text, "afore_record_ids_failures_total") == 1
     assert metric(text, "afore_prompt_tokens_total") == 10
     assert metric(text, "afore_generation_tokens_total") == 3
     ended = {
