@@ -45,8 +45,10 @@ class TraceReader:
     that was cut off ends where its whole chunks end (``cut_off`` says so), instead of being refused there.
     """
 
-    def __init__(self, path: str | Path, *, partial: bool = False) -> None:
+    def __init__(self, path: str | Path, *, partial: bool = False, ids: bool = True) -> None:
+        """``ids``: whether experts by token are looked for beside it."""
         self.path = Path(path)
+        self._ids = ids
         self.partial = partial
         self.cut_off = False
         """Whether the file lacked its end, known once its rows have been read."""
@@ -69,7 +71,7 @@ class TraceReader:
         """All rows, in order; each call begins anew."""
         self.rows, self.cut_off = 0, False
         beside = None
-        if self.header.ids_files:
+        if self._ids and self.header.ids_files:
             beside = IdsBeside(self.path, self.header, partial=self.partial, open_one=_as_far_as_whole, say=self._note)
         with open(self.path, "rb") as file:
             members = self._members(file)

@@ -146,6 +146,9 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path, caplog: pytest.LogCapt
     missing = f"{ids_path(file, 1)}: it is not there; run.trace.attention-1.npz.partial is, which --partial reads; "
     assert reader.notes == [missing + "targets with rows of this worker are without their tokens' experts"]
     assert [record.getMessage() for record in caplog.records] == reader.notes
+    counts = TraceReader(file, ids=False)
+    assert all(row.ids_TK is None for row in counts)
+    assert counts.notes == [], "who wants no experts hears of none"
     partial = TraceReader(file, partial=True)
     assert all(row.ids_TK is not None for row in partial)
 

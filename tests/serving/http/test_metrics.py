@@ -100,7 +100,7 @@ def test_the_planners_figures_are_those_it_sent() -> None:
     stats: dict[str, Any] = {
         "migration": {"copies": 12, "targets": 9, "exposed_targets": None},
         "imbalance": {"token": {"before": 1.5, "after": 1.25}, "tile": {"before": None, "after": None}},
-        "counters": {"targets": 40, "refusals": 1, "aborts": 2},
+        "counters": {"targets": 40, "refusals": 1, "recorded": 9, "aborts": 2},
     }
     metrics.planner(stats)
     text = metrics.text().decode()
