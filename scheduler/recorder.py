@@ -1,34 +1,27 @@
 """``--record``: what a policy was told and what it answered, row by row, into a trace (``afore.scheduler.traces``).
 
 The plain way calls ``Recorded``, a policy that passes everything on; the compiled way says what it did (``Recorder.planned``). Rows
-are kept as arrays and written chunk by chunk when nobody waits. A disk that refuses ends the recording, never the scheduler.
+are written as ``TraceSink`` says: a disk that refuses ends the recording, never the scheduler.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from afore.core.errors import HostError
 from afore.core.plan import CopyStart
 from afore.core.target import Target
 from afore.scheduler.costs import Costs
 from afore.scheduler.plan import PlannerConfig
 from afore.scheduler.policies.base import Action, Assign, Copies, Demand, Policy, Quiet
-from afore.scheduler.traces import Answer, Event, TraceHeader, TraceTarget, TraceWriter
-
-MOST_WAITING: Final = 16
-"""Full chunks (a quarter of a MiB each) that wait to be written; with more, the next row waits for the disk."""
-
-_log = logging.getLogger(__name__)
+from afore.scheduler.trace_sink import TraceSink
+from afore.scheduler.traces import Answer, Event, TraceHeader, TraceTarget
 
 
 class WatchedCosts:
@@ -44,7 +37,7 @@ class WatchedCosts:
         return found
 
 
-class Recorder:
+class Recorder(TraceSink):
     """One run's. ``counters`` get ``recorded`` rows, and ``record_failed`` where the disk refused."""
 
     def __init__(
@@ -60,37 +53,9 @@ class Recorder:
         self._costs = costs
         self._counters = counters
         self._now_ns = now_ns
-        self._full = asyncio.Event()
         self._told_L: dict[int, Costs] = {}
         """Estimates of layers that COSTS rows have said."""
-        self._writer: TraceWriter | None = None
-        try:
-            self._writer = TraceWriter(path, header, compress=False, defer=True)
-        except HostError as error:
-            self._failed(error)
-
-    async def serve(self) -> None:
-        """Writes full chunks as they come, until cancelled."""
-        while True:
-            await self._full.wait()
-            self._full.clear()
-            self._on_disk(TraceWriter.flush)
-
-    def close(self) -> None:
-        """Writes what is left and gives the file its name; idempotent."""
-        self._on_disk(TraceWriter.close)
-        self._writer = None
-
-    def row(self, row: TraceTarget) -> None:
-        """Takes one row."""
-        if self._writer is None:
-            return
-        self._writer.add(row)
-        self._counters["recorded"] += 1
-        if self._writer.waiting:
-            self._full.set()
-            if self._writer.waiting > MOST_WAITING:
-                self._on_disk(TraceWriter.flush)
+        super().__init__(path, header)
 
     def begin(self) -> None:
         """A policy is about to be told of something: what was read of the cost model before has nothing to do with it."""
@@ -162,18 +127,11 @@ class Recorder:
             self._told_L[target.layer] = own
         return own
 
-    def _on_disk(self, does: Callable[[TraceWriter], None]) -> None:
-        if self._writer is None:
-            return
-        try:
-            does(self._writer)
-        except HostError as error:
-            self._failed(error)
+    def _taken(self) -> None:
+        self._counters["recorded"] += 1
 
-    def _failed(self, error: HostError) -> None:
-        _log.warning("%s; recording ends here; what is there: python -m afore.tools.traces info --partial", error)
+    def _lost(self) -> None:
         self._counters["record_failed"] += 1
-        self._writer = None
 
 
 class Recorded:

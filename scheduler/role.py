@@ -165,6 +165,7 @@ def recorded_header(config: RunConfig, spec: ModelSpec, policy: Policy) -> Trace
         source="a run",
         planner=planner_fields(planner, contiguous_primaries(spec.num_experts, topology.ffn)),
         options=policy_options(policy),
+        ids_files=topology.attention if config.record_ids else 0,
     )
 
 

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _verify(options: argparse.Namespace) -> int:
     status, found = 0, []
     for name in options.traces:
-        reader = TraceReader(name, partial=options.partial)
+        reader = TraceReader(name, partial=options.partial, ids=False)
         result = repeat(reader)
         status |= result.different > 0
         found.append({"trace": name, "policy": reader.header.policy, "targets": result.targets, "copies": result.copies,

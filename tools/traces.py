@@ -24,6 +24,7 @@ from afore.tools.printable import printable
 EPILOG = """\
 example:
   python -m afore.launch --demo --record run.trace.npz                        # record a run
+  python -m afore.launch --demo --record run.trace.npz --record_ids true      # and its tokens' experts
   python -m afore.tools.traces info run.trace.npz
   python -m afore.tools.traces import expert_distribution_recorder_17.pt -o sglang.trace.npz --top-k 8
   python -m afore.tools.traces export run.trace.npz --to sglang --workers 4 --slots 8 -o placement.json
@@ -74,6 +75,7 @@ def _info(options: argparse.Namespace) -> int:
         "events": dict(events),
         "targets": events["demand"],
         "with_ids": with_ids,
+        "notes": reader.notes,
         "steps": len(steps),
         "pairs": int(sums_LE.sum()),
         "plans": answered,

@@ -30,6 +30,7 @@ from afore.transport.exchange import Replies
 from afore.transport.layouts import layouts_for
 from afore.transport.session import HUB, Directory, HubSession, RoleContext
 from afore.workers.compute import Compute
+from afore.workers.ids_record import IdsRecord, ids_record
 from afore.workers.kv_layout import kv_layout
 from afore.workers.kv_pool import KvPool
 from afore.workers.outbound import Doors, Outbound
@@ -72,9 +73,12 @@ async def serve(ctx: RoleContext, world: AttentionWorld) -> None:
         await ctx.hub.send(control.Loading(weights.tensors, weights.tensors))
         await ctx.hub.send(control.Loaded(weights.nbytes))
         regions = _Regions(ctx, weights.spec, stack)
+        ids = ids_record(ctx.config, weights.spec, ctx.rank)
+        if ids is not None:
+            stack.callback(ids.close)
         directory = await ctx.hub.open_epoch(ctx.fabric, regions.register)
         stack.push_async_callback(directory.close)
-        epoch = await _connect(ctx, world, weights, regions, directory)
+        epoch = await _connect(ctx, world, weights, regions, directory, ids)
         await ctx.hub.linked(directory.epoch)
         await epoch.serve()
 
@@ -106,7 +110,12 @@ class _Regions:
 
 
 async def _connect(
-    ctx: RoleContext, world: AttentionWorld, weights: AttentionWeights, regions: _Regions, directory: Directory
+    ctx: RoleContext,
+    world: AttentionWorld,
+    weights: AttentionWeights,
+    regions: _Regions,
+    directory: Directory,
+    ids: IdsRecord | None,
 ) -> Epoch:
     """Links to the scheduler (demand lane) and to every FFN worker (data lane), and puts the parts together."""
     nodes = directory.nodes
@@ -142,15 +151,23 @@ async def _connect(
         report=ctx.hub.send,
         unpinned=freed.set,
         predictions=predictions_by(predictor, weights.spec),
+        ids=ids,
     )
-    return Epoch(ctx.hub, regions.exchange, regions.kv, pool, steps, freed)
+    return Epoch(ctx.hub, regions.exchange, regions.kv, pool, steps, freed, ids)
 
 
 class Epoch:
     """One epoch's service. ``freed`` is set when blocks may have come free without a message of the engine."""
 
     def __init__(
-        self, hub: HubSession, exchange: Region, kv: Region, pool: KvPool, steps: Steps, freed: asyncio.Event
+        self,
+        hub: HubSession,
+        exchange: Region,
+        kv: Region,
+        pool: KvPool,
+        steps: Steps,
+        freed: asyncio.Event,
+        ids: IdsRecord | None = None,
     ) -> None:
         self._hub = hub
         self._exchange = exchange
@@ -158,6 +175,7 @@ class Epoch:
         self._pool = pool
         self._steps = steps
         self._freed = freed
+        self._ids = ids
 
     async def serve(self) -> None:
         """Serves until the hub stops the cluster (``Stopped``) or something fails."""
@@ -165,6 +183,9 @@ class Epoch:
             group.create_task(self._hear_replies(), name="reply bells")
             group.create_task(self._hear_prefill(), name="kv bells")
             group.create_task(self._tell_freed(), name="freed")
+            if self._ids is not None:
+                group.create_task(self._ids.serve(), name="ids")
+                group.create_task(self._tell_lost(self._ids), name="ids lost")
             while True:
                 await self._obey(await self._hub.receive(), group)
 
@@ -199,6 +220,10 @@ class Epoch:
             self._freed.clear()
             for request in self._pool.take_freed():
                 await self._hub.send(control.Freed(request))
+
+    async def _tell_lost(self, ids: IdsRecord) -> None:
+        await ids.lost.wait()
+        await self._hub.send(control.IdsLost())
 
     async def _hear_prefill(self) -> None:
         while True:

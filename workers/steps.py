@@ -24,6 +24,7 @@ from afore.transport.exchange import Replies
 from afore.workers.choosing import choose_rows, logprobs_of_rows
 from afore.workers.compute import Compute
 from afore.workers.device.base import Work
+from afore.workers.ids_record import IdsRecord
 from afore.workers.kv_pool import KvPool
 from afore.workers.outbound import Outbound
 from afore.workers.predictions import Predictions
@@ -94,6 +95,7 @@ class Steps:
         report: Callable[[control.StepDone], Awaitable[None]],
         unpinned: Callable[[], None],
         predictions: Predictions | None = None,
+        ids: IdsRecord | None = None,
     ) -> None:
         self._model = model
         self._compute = compute
@@ -105,6 +107,7 @@ class Steps:
         self._report = report
         self._unpinned = unpinned
         self._predictions = predictions
+        self._ids = ids
         self._flights: dict[int, _Flight] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -178,6 +181,8 @@ class Steps:
             # 2. The demand goes first, on its own lane; 3. then the execution inputs.
             replies = flight.expect(PendingReplies(self._replies, target, batch.num_tokens, self._num_ffn))
             await self._outbound.demand(target, demand_E)
+            if self._ids is not None:
+                self._ids.take(target, routed.ids_TK, demand_E)
             flight.check()
             await self._outbound.inputs(target, routed)
             if self._predictions is not None:

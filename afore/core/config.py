@@ -259,6 +259,8 @@ class RunConfig:
     """Trace whose demand replicas are placed for before the first target (``tools.traces``); none starts without replicas."""
     record: str | None = None
     """File for what was demanded and planned, target by target (``tools.traces``, ``tools.replay``); none writes none."""
+    record_ids: bool = False
+    """Whether attention workers write the experts of each token beside ``record``."""
     record_wire: str | None = None
     """Directory for files of all that roles write and send (``tools.wire``); none writes none. Prompts are in them."""
     seed: int = 0
@@ -267,6 +269,10 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not -MOST <= self.seed <= MOST:
             raise ConfigError("seed", f"it lies beyond ±{MOST}", "give a smaller one")
+        if self.record_ids and self.record is None:
+            raise ConfigError(
+                "record_ids", "nothing is recorded that experts of tokens could stand beside", "give record"
+            )
         if self.planner.worker_speed:
             check_speeds("planner.worker_speed", self.planner.worker_speed, self.topology.ffn)
 

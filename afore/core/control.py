@@ -8,7 +8,7 @@ from __future__ import annotations
 from afore.core.config import RunConfig
 from afore.core.record import record
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 """Raised with every change of a record or message; peers of different versions refuse each other."""
 
 # Membership: role -> hub
@@ -281,6 +281,11 @@ class KvReady:
     request: int
 
 
+@record
+class IdsLost:
+    """Attention -> engine: a disk ended what this worker records of its tokens' experts."""
+
+
 # Engine <-> prefill
 
 
@@ -480,6 +485,7 @@ Message = (
     | Release
     | Freed
     | KvReady
+    | IdsLost
     | PrefillWork
     | CancelPrefill
     | PrefillProgress

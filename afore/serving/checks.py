@@ -19,6 +19,7 @@ from afore.models.fused_forms import describe_path, kernel_path
 from afore.models.loading import verify_checkpoint
 from afore.scheduler.policies.registry import check_policy
 from afore.scheduler.role import build_policy, check_adopts, planner_config, seeded_costs
+from afore.scheduler.traces.beside import ids_path
 from afore.scheduler.warm_start import warm_copies
 from afore.serving.door import request_limits
 from afore.serving.spec import checkpoint_path
@@ -46,6 +47,9 @@ def check(config: RunConfig) -> None:
     for field in ("trace", "record_wire"):
         _check_directory(field, getattr(config, field))
     check_record(config.record)
+    if config.record is not None and config.record_ids:
+        for rank in range(config.topology.attention):
+            check_record(str(ids_path(config.record, rank)))
     with Checkpoint(checkpoint_path(config)) as checkpoint:
         verify_checkpoint(checkpoint)
         kernel_path(config.kernels, checkpoint.family, checkpoint.config, config.dtype)

@@ -87,6 +87,8 @@ class Engine:
             block_tokens=config.batch.block_tokens,
             eos_ids=limits.eos_ids,
         )
+        self.ids_lost = 0
+        """Attention workers whose record of their tokens' experts a disk ended."""
         self._lost: RoleLost | None = None
         self._step_timers: dict[tuple[int, int], asyncio.TimerHandle] = {}
         self._owed: Counter[Owed] = Counter()
@@ -160,6 +162,8 @@ class Engine:
             self._batcher.freed(rank, message)
         elif isinstance(message, control.KvReady) and role == ATTENTION:
             self._batcher.kv_ready(message)
+        elif isinstance(message, control.IdsLost) and role == ATTENTION:
+            self.ids_lost += 1
         elif isinstance(message, control.PrefillDone) and role == PREFILL:
             self._paid((role, rank, PREFILL_END))
             self._batcher.prefill_done(message)

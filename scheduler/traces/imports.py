@@ -93,7 +93,7 @@ def counts_of(path: Path, *, partial: bool = False) -> NDArray[np.int64]:
         trace = open_import([path], None, tokens=1 << 16, experts=None, top_k=0, model="")
         header, rows = trace.header, trace.rows
     else:
-        reader = TraceReader(path, partial=partial)
+        reader = TraceReader(path, partial=partial, ids=False)
         header, rows = reader.header, iter(reader)
     counts_LE = np.zeros((header.layers, header.experts), np.int64)
     for row in rows:

@@ -7,6 +7,7 @@ read as far as it is whole (``partial=True``), and memory is that of one chunk.
 from __future__ import annotations
 
 import json
+import logging
 import struct
 import zlib
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from afore.core.target import Phase, Target
 from afore.scheduler.costs import Costs
 from afore.scheduler.traces import format as form
+from afore.scheduler.traces.beside import IdsBeside
 from afore.scheduler.traces.checks import check_rows
 from afore.scheduler.traces.files import regular
 from afore.scheduler.traces.npy import array_of
@@ -29,6 +31,7 @@ _LOCAL: Final = struct.Struct("<4s5H3I2H")
 _MAGIC, _DIRECTORY = b"PK\x03\x04", b"PK\x01\x02"
 _MOST_HEADER: Final = 16 << 20
 _NO_SHARES, _NO_COPIES = np.zeros((0, 4), np.int32), np.zeros((0, 5), np.int32)
+_log = logging.getLogger(__name__)
 _AGAIN = "write it again, or read its whole chunks with partial=True (--partial)"
 
 
@@ -39,16 +42,21 @@ class _CutOffError(Exception):
 class TraceReader:
     """The header at once, rows as they are asked for. Raises ``TraceError``.
 
-    ``partial``: a file that was cut off ends where its whole chunks end (``cut_off`` says so), instead of being refused there.
+    Experts by token that attention workers wrote beside a recording are joined to its targets (``beside``). ``partial``: a file
+    that was cut off ends where its whole chunks end (``cut_off`` says so), instead of being refused there.
     """
 
-    def __init__(self, path: str | Path, *, partial: bool = False) -> None:
+    def __init__(self, path: str | Path, *, partial: bool = False, ids: bool = True) -> None:
+        """``ids``: whether experts by token are looked for beside it."""
         self.path = Path(path)
+        self._ids = ids
         self.partial = partial
         self.cut_off = False
         """Whether the file lacked its end, known once its rows have been read."""
         self.rows = 0
         """Read so far."""
+        self.notes: list[str] = []
+        """What was missing beside it; each is logged once."""
         try:
             regular(self.path)
             with open(self.path, "rb") as file:
@@ -64,16 +72,26 @@ class TraceReader:
     def events(self) -> Iterator[TraceTarget]:
         """All rows, in order; each call begins anew."""
         self.rows, self.cut_off = 0, False
+        beside = None
+        if self._ids and self.header.ids_files:
+            beside = IdsBeside(self.path, self.header, partial=self.partial, open_one=_as_far_as_whole, say=self._note)
         with open(self.path, "rb") as file:
             members = self._members(file)
             next(members)
             try:
                 for rows, parts in self._chunks(members):
-                    yield from self._unpack(rows, parts)
+                    for row in self._unpack(rows, parts):
+                        wanted = beside is not None and row.event is Event.DEMAND
+                        yield beside.joined(row, self.rows) if beside is not None and wanted else row
             except _CutOffError:
                 self.cut_off = True
                 if not self.partial:
                     raise TraceError(self.path, f"it is cut off after {self.rows:,} rows", _AGAIN) from None
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+            _log.warning("%s", note)
 
     # Members
 
@@ -225,6 +243,10 @@ class TraceReader:
 
     def _refuse(self, at: int, problem: str) -> TraceError:
         return TraceError(self.path, problem, "nothing of this chunk is used", row=self.rows + at)
+
+
+def _as_far_as_whole(path: Path) -> TraceReader:
+    return TraceReader(path, partial=True)
 
 
 class _Columns(NamedTuple):

@@ -92,6 +92,8 @@ class TraceHeader:
     """The run's ``PlannerConfig``, field by field, and ``primaries``; empty: the trace is not of a run."""
     options: dict[str, Any] = field(default_factory=dict)
     """What else the run's policy was configured with."""
+    ids_files: int = 0
+    """So many attention workers wrote their tokens' experts beside it (``beside``); 0: what is known stands in the rows."""
     version: str = VERSION
     """AFORE's, that wrote it."""
 
@@ -104,6 +106,7 @@ class TraceHeader:
             ("workers", 0, MOST_WORKERS),
             ("slots", 0, MOST_SLOTS),
             ("microbatches", 1, 1 << MICROBATCH_BITS),
+            ("ids_files", 0, MOST_WORKERS),
         ):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:

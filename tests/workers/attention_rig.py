@@ -174,6 +174,8 @@ class Rig:
                 key = (type(message), rank, message.microbatch, message.step)
             case control.Freed():
                 key = (type(message), rank, message.request)
+            case control.IdsLost():
+                key = (type(message), rank)
             case _:
                 raise AssertionError(f"{role}-{rank} sent {message}")
         future = self._mail[key]

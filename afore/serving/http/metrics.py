@@ -95,7 +95,7 @@ class Metrics(Observer):
         for name, what, attribute in gauges:
             gauge = Gauge(name, what, registry=registry)
             gauge.set_function(lambda attribute=attribute: float(getattr(engine, attribute)))  # type: ignore[misc]  # a default argument has no type of its own
-        registry.register(_Preemptions(engine))
+        registry.register(_EngineCounts(engine))
         self._prompt_tokens = Counter("afore_prompt_tokens", "Prompt tokens of requests taken in.", registry=registry)
         self._generated = Counter("afore_generation_tokens", "Tokens generated.", registry=registry)
         self._success = Counter(
@@ -160,8 +160,8 @@ class Metrics(Observer):
         return generate_latest(self._registry)
 
 
-class _Preemptions(Collector):
-    """The engine's own count, read when somebody asks."""
+class _EngineCounts(Collector):
+    """The engine's own counts, read when somebody asks."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -169,6 +169,8 @@ class _Preemptions(Collector):
     def collect(self) -> Iterable[Metric]:
         what = "How often a request gave its KV blocks to an older one and was prefilled again."
         yield CounterMetricFamily("afore_num_preemptions", what, value=self._engine.num_preemptions)
+        what = "Attention workers whose record of their tokens' experts (--record_ids) a disk ended."
+        yield CounterMetricFamily("afore_record_ids_failures", what, value=self._engine.ids_lost)
 
 
 class _PlannerFigures(Collector):

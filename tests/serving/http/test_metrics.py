@@ -41,6 +41,7 @@ class Figures:
     num_waiting = 2
     kv_usage = 0.25
     num_preemptions = 5
+    ids_lost = 1
 
 
 def request(name: str, prompt: int = 4) -> Request:
@@ -74,6 +75,7 @@ def test_counts_and_times_of_two_requests() -> None:
     assert metric(text, "afore_num_requests_waiting") == 2
     assert metric(text, "afore_kv_cache_usage_perc") == 0.25
     assert metric(text, "afore_num_preemptions_total") == 5
+    assert metric(text, "afore_record_ids_failures_total") == 1
     assert metric(text, "afore_prompt_tokens_total") == 10
     assert metric(text, "afore_generation_tokens_total") == 3
     ended = {
@@ -98,7 +100,7 @@ def test_the_planners_figures_are_those_it_sent() -> None:
     stats: dict[str, Any] = {
         "migration": {"copies": 12, "targets": 9, "exposed_targets": None},
         "imbalance": {"token": {"before": 1.5, "after": 1.25}, "tile": {"before": None, "after": None}},
-        "counters": {"targets": 40, "refusals": 1, "aborts": 2},
+        "counters": {"targets": 40, "refusals": 1, "recorded": 9, "aborts": 2},
     }
     metrics.planner(stats)
     text = metrics.text().decode()
