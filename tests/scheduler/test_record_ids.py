@@ -96,12 +96,12 @@ def test_aborted_steps_that_come_again(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_disk_that_refuses_one_worker_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "run.npz"
-    (tmp_path / "run.attention-1.npz.partial").symlink_to("/dev/full")
+    (tmp_path / "run.attention-1.npz.partial").mkdir()
     plain = run_emulated(THREE, asks(), QUIET)
     run = run_emulated(recording(file), asks(), QUIET)
     assert run.tokens == plain.tokens
     (warning,) = caplog.records
-    assert warning.getMessage().startswith(f"{ids_path(file, 1)}: the trace cannot be written: No space left on device")
+    assert warning.getMessage().startswith(f"{ids_path(file, 1)}: the trace cannot be written: Is a directory")
     rows = list(TraceReader(file))
     without = [row for row in rows if row.ids_TK is None]
     assert len(without) > 0, "those that worker 1 had rows of"

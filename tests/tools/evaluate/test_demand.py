@@ -58,13 +58,15 @@ def test_answers_do_not_depend_on_what_was_asked_before() -> None:
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 def test_the_static_imbalance_is_the_papers(workload: Workload) -> None:
-    demand = DriftingDemand(workload, num_layers=45, num_experts=128, experts_per_token=8, seed=1)
     primaries_E = np.asarray(contiguous_primaries(128, 8))
     found = []
-    for step in range(0, 12, 3):
-        counts_LE = demand.counts(0, 1, step, 2000)
-        loads_LN = np.stack([counts_LE[:, primaries_E == w].sum(axis=1) for w in range(8)], axis=1)
-        found.append((loads_LN.max(axis=1) / loads_LN.mean(axis=1)).mean())
+    # One seed is one model, whose experts may happen to lie well.
+    for seed in range(1, 4):
+        demand = DriftingDemand(workload, num_layers=45, num_experts=128, experts_per_token=8, seed=seed)
+        for step in range(0, 12, 3):
+            counts_LE = demand.counts(0, 1, step, 2000)
+            loads_LN = np.stack([counts_LE[:, primaries_E == w].sum(axis=1) for w in range(8)], axis=1)
+            found.append((loads_LN.max(axis=1) / loads_LN.mean(axis=1)).mean())
     assert np.mean(found) == pytest.approx(STATIC_IMBALANCE, abs=0.12)
 
 
