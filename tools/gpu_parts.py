@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +24,7 @@ import torch
 from afore.core.config import BatchOptions, CostOptions, DeviceOptions, PlannerOptions, RunConfig
 from afore.core.topology import Topology
 from afore.tools.calibrate.gpu import COPIES, TILES, calibrate, open_device, versions
+from afore.tools.ending import end_with
 from afore.tools.gpu_bench import GLM_AIR, Bench, ExpertSize, Layer
 from afore.tools.gpu_exact import check_experts, check_partition
 from afore.tools.gpu_measure import copy_times, overlap, tile_times
@@ -212,9 +213,9 @@ PARTS: Mapping[str, Callable[[], dict[str, Any]]] = MappingProxyType(
 )
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """One part."""
-    name, argument = argv
+    name, argument = sys.argv[1:] if argv is None else argv
     if name == "ipc-child":
         return run_ipc_child(argument)
     Path(argument).write_text(json.dumps(PARTS[name]()), encoding="utf-8")
@@ -222,4 +223,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_with(main)

@@ -61,6 +61,7 @@ def test_this_machine_is_examined_whole(capsys: pytest.CaptureFixture[str]) -> N
         *("file descriptors", "fork server", "clock", "huge pages", "rdma devices"),
         *(name for name in checks if (name.startswith("rdma ") and name != "rdma devices") or name == "memory lock"),
         *("peer memory", *(name for name in checks if name.startswith("distance "))),
+        *("gpu", *(name for name in checks if name.startswith("gpu "))),
         *("fabric loopback", "fabric shm", "fabric tcp", "fabric verbs"),
     ]
     assert not [check for check in checks.values() if check["status"] == "fail"]

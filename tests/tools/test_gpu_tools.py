@@ -192,7 +192,7 @@ def test_a_whole_check_whose_part_fails(tmp_path: Path, monkeypatch: pytest.Monk
     assert gpu_check.main(["--only", "device", "--out", str(tmp_path)]) == 1
     report = json.loads((tmp_path / "gpu_check.json").read_text())
     assert report["parts"]["device"]["outcome"] == "failed"
-    assert "HostError" in report["parts"]["device"]["why"]
+    assert report["parts"]["device"]["why"].startswith("GPU: ")
     assert "Fake GPU" in (tmp_path / "gpu_check.md").read_text()
 
 
