@@ -19,12 +19,17 @@ import importlib, pkgutil, sys
 import afore
 assert afore.__file__.startswith(sys.prefix), afore.__file__
 names = [m.name for m in pkgutil.walk_packages(afore.__path__, 'afore.')]
-extras = {'afore.transport.verbs.binding_ibverbs': 'ibverbs', 'afore.transport.verbs.binding_pyverbs': 'pyverbs'}
+extras = {
+    'afore.transport.verbs.binding_ibverbs': 'ibverbs',
+    'afore.transport.verbs.binding_pyverbs': 'pyverbs',
+    'afore.workers.device.cuda.experts_kernel': 'triton',
+    'afore.workers.device.cuda.partition_kernel': 'triton',
+}
 for name in names:
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # A binding of RDMA is loaded only where somebody has it.
+        # A binding of RDMA, and kernels of GPUs, are loaded only where somebody has what they need.
         if name not in extras or (error.name or '').split('.')[0] != extras[name]:
             raise
 from afore.models.bundle import bundled_model_path
