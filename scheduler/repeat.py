@@ -65,7 +65,10 @@ def repeat(reader: TraceReader, *, each: Callable[[int], None] | None = None) ->
         if row.event is Event.RESET:
             policy.reset_layer(row.target.layer)
         elif row.event is Event.ADOPT:
-            _adopt(policy, row)
+            try:
+                _adopt(policy, row)
+            except (AttributeError, ValueError) as error:
+                raise TraceError(reader.path, f"row {number}: no layer starts so: {error}", "record again") from error
         elif row.event in _TOLD:
             if row.protected_NR is not None:
                 problem = _protected_differs(row.protected_NR, protected(row.target.layer))
@@ -129,9 +132,9 @@ _TOLD = frozenset((Event.DEMAND, Event.INPUTS, Event.STEP_END, Event.PREDICTION)
 
 def _adopt(policy: Policy, row: TraceTarget) -> None:
     """Fills the layer's slots as they were filled then."""
-    slots_NR = None if row.protected_NR is None else np.where(row.protected_NR, -1, -2)
-    assert slots_NR is not None
-    assert row.answer is not None
+    if row.protected_NR is None or row.answer is None:
+        raise ValueError("it has no slots, or no copies")
+    slots_NR = np.where(row.protected_NR, -1, -2)
     for _layer, e, w, r, _start in row.answer.copies_X5.tolist():
         slots_NR[w, r] = e
     policy.adopt_layer(row.target.layer, slots_NR.astype(np.int32))  # type: ignore[attr-defined]  # it did so then

@@ -170,3 +170,15 @@ def test_a_trace_that_is_no_recording(tmp_path: Path) -> None:
         pass
     with pytest.raises(TraceError, match="'aford' is none of AFORE's"):
         repeat(TraceReader(tmp_path / "t.npz"))
+
+
+def test_a_layer_that_cannot_start_as_a_row_says_is_refused_by_row(tmp_path: Path) -> None:
+    reader = recorded(tmp_path / "run.npz", "afore")
+    wrong = [
+        dataclasses.replace(row, event=Event.ADOPT) if row.event is Event.DEMAND else row for row in reader.events()
+    ]
+    with TraceWriter(tmp_path / "t.npz", reader.header) as out:
+        for row in wrong:
+            out.add(row)
+    with pytest.raises(TraceError, match=r"row \d+: no layer starts so"):
+        repeat(TraceReader(tmp_path / "t.npz"))
