@@ -8,37 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from afore.core.clock import Clock
-from afore.core.errors import ConfigError
+from afore.core.idle_options import IdleOptions
 
-Strategy = Literal["fd", "spin-then-fd"]
-STRATEGIES: Final[tuple[Strategy, ...]] = ("fd", "spin-then-fd")
 SAVED_SPINS: Final = 16
 """Whole spins that a reader may save up while it has slept or been busy."""
-LONGEST_SPIN_US: Final = 1e6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleConfig:
-    """How the readers of an endpoint wait for notifications."""
-
-    strategy: Strategy = "fd"
-    """fd sleeps at once; spin-then-fd looks first, where a core is to spare."""
-    spin_us: float = 100.0
-    """spin-then-fd: how long one wait may look before it sleeps."""
-    cpu_share: float = 0.2
-    """spin-then-fd: the part of one core, 0 to 1, that all looking of the endpoint may take in the long run."""
-
-    def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            raise ConfigError("idle.strategy", f"{self.strategy!r}", f"give one of {', '.join(STRATEGIES)}")
-        if not 0 < self.spin_us <= LONGEST_SPIN_US:
-            raise ConfigError("idle.spin_us", f"{self.spin_us}", f"give more than 0, at most {LONGEST_SPIN_US:g}")
-        if not 0 < self.cpu_share <= 1:
-            raise ConfigError("idle.cpu_share", f"{self.cpu_share}", "give more than 0, at most 1")
 
 
 class Idle(Protocol):
@@ -52,7 +28,7 @@ class Idle(Protocol):
 class Spin:
     """Turns of the event loop without sleep, within ``spin_us`` a wait and ``cpu_share`` of all time."""
 
-    def __init__(self, config: IdleConfig, clock: Clock) -> None:
+    def __init__(self, config: IdleOptions, clock: Clock) -> None:
         self._clock = clock
         self._spin_ns = config.spin_us * 1e3
         self._share = config.cpu_share
@@ -78,6 +54,6 @@ class Spin:
         return None if timeout_us is None else max(0.0, timeout_us - (now - began_ns) / 1e3)
 
 
-def make_idle(config: IdleConfig, clock: Clock) -> Idle | None:
+def make_idle(config: IdleOptions, clock: Clock) -> Idle | None:
     """The strategy of ``config``; none for ``fd``, which has nothing to do."""
     return Spin(config, clock) if config.strategy == "spin-then-fd" else None

@@ -13,10 +13,12 @@ import os
 import socket
 import struct
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from afore.core.clock import WallClock
 from afore.core.errors import AccessRefused, ConfigError, WireError
+from afore.core.idle_options import IdleOptions
 from afore.transport.api import ChannelHandler, Lane, RegionKey
 from afore.transport.buffers import require_nbytes
 from afore.transport.channel import StreamChannel
@@ -64,9 +66,9 @@ class ShmFabric:
         self._loop.add_reader(self._doorbell_fd, self._look)
 
     @classmethod
-    def create(cls, run_id: str, label: str) -> ShmFabric:
+    def create(cls, run_id: str, label: str, *, idle: IdleOptions | None = None) -> ShmFabric:
         """The first endpoint of a new run, after a sweep of what dead runs left. Raises ``ConfigError`` where ``run_id`` lives."""
-        config = ShmConfig(run_id=run_id, label=label)
+        config = ShmConfig(run_id=run_id, label=label, idle=idle or IdleOptions())
         sweep_stale(config.root)
         if os.path.lexists(config.run_directory):
             raise ConfigError(
@@ -75,14 +77,15 @@ class ShmFabric:
         return cls(config)
 
     @classmethod
-    def open(cls, run_directory: str | os.PathLike[str], label: str) -> ShmFabric:
+    def open(cls, run_directory: str | os.PathLike[str], label: str, *, idle: IdleOptions | None = None) -> ShmFabric:
         """A further endpoint of a run. Raises ``ConfigError`` where there is none."""
         path = os.fspath(run_directory)
         if not os.path.isdir(path):
             raise ConfigError(
                 "run_directory", f"{path} is no run's directory", "start the run first, or check the name"
             )
-        return cls(ShmConfig.joining(path, label))
+        config = ShmConfig.joining(path, label)
+        return cls(config if idle is None else replace(config, idle=idle))
 
     def _settle(self) -> RunDirectory:
         """Joins the run's directory and listens at the first address that is free there."""

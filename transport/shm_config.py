@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from afore.core.control import WIRE_VERSION
 from afore.core.errors import ConfigError
+from afore.core.idle_options import IdleOptions
 from afore.transport.codec import MESSAGE_LIMIT
-from afore.transport.idle import IdleConfig
 from afore.transport.shm_ring import SLOTS_LIMIT
 from afore.transport.shm_segments import ROOT
 
@@ -35,7 +35,7 @@ class ShmConfig:
     """Bytes of one control message."""
     handshake_timeout_us: float = 5e6
     """How long a client may take to prove itself."""
-    idle: IdleConfig = field(default_factory=IdleConfig)
+    idle: IdleOptions = field(default_factory=IdleOptions)
     """How its readers wait for notifications."""
     version: int = WIRE_VERSION
     """Wire version to speak."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from afore.core.control import WIRE_VERSION
 from afore.core.errors import ConfigError
+from afore.core.idle_options import IdleOptions
 from afore.core.topology import split_address
 from afore.transport.codec import MESSAGE_LIMIT
-from afore.transport.idle import IdleConfig
 from afore.transport.tcp_sockets import EXAMPLE, TcpTuning, require_secret
 
 LOOPBACK_SECRET = b"everybody on this machine may know this"
@@ -41,7 +41,7 @@ class TcpConfig:
     """Clients that may be proving themselves at once; one more ends the oldest."""
     tuning: TcpTuning = field(default_factory=TcpTuning)
     """How a dead machine is noticed."""
-    idle: IdleConfig = field(default_factory=IdleConfig)
+    idle: IdleOptions = field(default_factory=IdleOptions)
     """How its readers wait for notifications."""
     version: int = WIRE_VERSION
     """Wire version to speak."""

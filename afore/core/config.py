@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from afore.core.errors import ConfigError
+from afore.core.idle_options import IdleOptions
 from afore.core.limits import MOST
 from afore.core.limits import at_least as _at_least
 from afore.core.policy_options import PolicyOptions
@@ -253,6 +254,8 @@ class RunConfig:
     """FFN devices."""
     verbs: VerbsOptions = field(default_factory=VerbsOptions)
     """RDMA between nodes."""
+    idle: IdleOptions = field(default_factory=IdleOptions)
+    """How processes wait for what others write."""
     trace: str | None = None
     """Directory for span files; none writes none."""
     warm_start: str | None = None

@@ -62,7 +62,7 @@ async def _run(spec: ProcessSpec, lifeline: int | None) -> None:
     clock = WallClock()
     async with crew() as group:
         for role, rank in spec.roles:
-            near = ShmFabric.open(spec.run_directory, member_name(role, rank))
+            near = ShmFabric.open(spec.run_directory, member_name(role, rank), idle=spec.config.idle)
             fabric = member_endpoint(spec.config, role, rank, near)
             group.create_task(
                 run_role(

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afore.core.errors import ConfigError, DeadlineExceeded, RegionRevoked
+from afore.core.idle_options import IdleOptions
 from afore.testing import run_virtual, virtual_now_ns, virtual_test
 from afore.transport.api import Notification
-from afore.transport.idle import SAVED_SPINS, IdleConfig, Spin, make_idle
+from afore.transport.idle import SAVED_SPINS, Spin, make_idle
 from afore.transport.queues import Inbox
 
 SPIN_US = 100.0
@@ -41,7 +42,9 @@ class Nobody:
 
 
 def spinning(clock: Ticking, **options: Any) -> Spin:
-    idle = make_idle(IdleConfig(**{"strategy": "spin-then-fd", "spin_us": SPIN_US, "cpu_share": 1.0, **options}), clock)
+    idle = make_idle(
+        IdleOptions(**{"strategy": "spin-then-fd", "spin_us": SPIN_US, "cpu_share": 1.0, **options}), clock
+    )
     assert isinstance(idle, Spin)
     return idle
 
@@ -51,7 +54,7 @@ def never() -> bool:
 
 
 def test_fd_does_nothing() -> None:
-    assert make_idle(IdleConfig(), Ticking()) is None
+    assert make_idle(IdleOptions(), Ticking()) is None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,7 @@ def test_fd_does_nothing() -> None:
 )
 def test_a_configuration_that_cannot_be_is_refused(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        IdleConfig(**options)
+        IdleOptions(**options)
 
 
 @virtual_test

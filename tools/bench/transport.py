@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from afore.core.errors import ConfigError, HostError
+from afore.core.idle_options import STRATEGIES, IdleOptions, Strategy
 from afore.tools.bench import transport_report
 from afore.tools.bench.ab import turns
 from afore.tools.bench.figures_report import conclude
@@ -36,7 +37,6 @@ from afore.tools.bench.transport_figures import (
 from afore.tools.bench.transport_options import FABRICS, SPINNING, TransportOptions, parse
 from afore.tools.bench.transport_pair import SHARED, Pair, Pings, Stream
 from afore.tools.bench.transport_peers import PEERS, installed
-from afore.transport.idle import STRATEGIES, IdleConfig, Strategy
 from afore.transport.shm import sweep_stale
 from afore.transport.shm_segments import ROOT
 
@@ -47,7 +47,7 @@ CALIBRATION: Final = 50
 CROWD_PAIRS: Final = 4
 CROWD_CORES: Final = 2
 SPINS: Final = (
-    f"spin-then-fd: turns of the event loop, up to {IdleConfig().spin_us:g} µs a wait, then as fd; no budget of CPU"
+    f"spin-then-fd: turns of the event loop, up to {IdleOptions().spin_us:g} µs a wait, then as fd; no budget of CPU"
 )
 WAITS: Final = {
     "loopback": "one process: two coroutines of one event loop",

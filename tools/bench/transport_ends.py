@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from afore.core.clock import WallClock
+from afore.core.idle_options import IdleOptions, Strategy
 from afore.transport.api import Fabric, Lane, Link, Region, RegionKey
-from afore.transport.idle import IdleConfig, Strategy
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
 from afore.transport.shm import ShmConfig, ShmFabric
 from afore.transport.tcp import TcpConfig, TcpFabric
@@ -114,7 +114,7 @@ def fabric_ends(setting: Setting, sides: tuple[str, ...]) -> dict[str, End]:
 def _endpoint(setting: Setting, side: str, network: LoopbackNetwork) -> Fabric:
     secret = bytes.fromhex(setting.secret)
     # Without a budget: what looking brings and costs is what is measured.
-    idle = IdleConfig(strategy=setting.idle, cpu_share=1.0)
+    idle = IdleOptions(strategy=setting.idle, cpu_share=1.0)
     if setting.way == "loopback":
         return LoopbackFabric(network, side)
     if setting.way == "shm":

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from afore.core.idle_options import STRATEGIES, Strategy
 from afore.tools.bench.parser import Parser
 from afore.tools.bench.transport_peers import PEERS
-from afore.transport.idle import STRATEGIES, Strategy
 
 FABRICS: Final = ("loopback", "shm", "tcp", "verbs")
 SIZES: Final = "0,8,64,512,4K,32K,256K,1M,8M,64M"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from afore.core.control import WIRE_VERSION
 from afore.core.errors import ConfigError
+from afore.core.idle_options import IdleOptions
 from afore.transport.codec import MESSAGE_LIMIT
 from afore.transport.tcp_sockets import TcpTuning
 from afore.transport.verbs.binding import APIS, MTU_CODES
@@ -73,6 +74,8 @@ class VerbsConfig:
     """Clients that may be proving themselves at once; one more ends the oldest."""
     tuning: TcpTuning = field(default_factory=TcpTuning)
     """How a dead machine is noticed."""
+    idle: IdleOptions = field(default_factory=IdleOptions)
+    """How its readers wait for notifications."""
     version: int = WIRE_VERSION
     """Wire version to speak."""
 

@@ -14,13 +14,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NoReturn
 
-from afore.core.clock import deadline
+from afore.core.clock import WallClock, deadline
 from afore.core.errors import AccessRefused, AforeError
 from afore.transport.api import ChannelHandler, Lane, RegionKey
 from afore.transport.buffers import require_nbytes
 from afore.transport.channel import StreamChannel
 from afore.transport.endpoint import StreamEndpoint
 from afore.transport.handshake import Hello, Identity, admit
+from afore.transport.idle import make_idle
 from afore.transport.private_segment import PrivateSegment
 from afore.transport.queues import Inbox
 from afore.transport.verbs.binding import Binding, load_binding
@@ -51,6 +52,7 @@ class VerbsFabric:
         ``binding`` and ``table`` are this machine's unless given.
         """
         self._config = config
+        self._idle = make_idle(config.idle, WallClock())
         self._numbers = itertools.count(1)
         self._next_region = 1
         self.regions: dict[int, VerbsRegion] = {}
@@ -145,6 +147,7 @@ class VerbsFabric:
             address=address,
             memory=memory,
             segment=segment,
+            idle=self._idle,
             forget=self._forget_region,
         )
         self.regions[number] = region

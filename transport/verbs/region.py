@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from afore.core.errors import RegionRevoked
 from afore.transport.api import Notification, RegionKey
+from afore.transport.idle import Idle
 from afore.transport.private_segment import PrivateSegment
 from afore.transport.queues import Inbox
 from afore.transport.verbs.binding import Memory
@@ -37,6 +38,7 @@ class VerbsRegion:
         address: int,
         memory: Memory | None,
         segment: PrivateSegment | None,
+        idle: Idle | None,
         forget: Callable[[VerbsRegion], None],
     ) -> None:
         """``memory`` is none for an empty region, ``segment`` none for adopted memory."""
@@ -49,7 +51,7 @@ class VerbsRegion:
         self._users: dict[RegionUser, None] = {}
         self.address = address
         """Where its bytes begin."""
-        self.inbox = Inbox(key.address, label)
+        self.inbox = Inbox(key.address, label, idle=idle)
 
     @property
     def key(self) -> RegionKey:

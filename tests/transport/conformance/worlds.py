@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from afore.core.clock import LoopClock
+from afore.core.idle_options import IdleOptions
 from afore.transport.api import Fabric
 from afore.transport.handshake import Identity
-from afore.transport.idle import IdleConfig
 from afore.transport.loopback import LoopbackFabric, LoopbackFaults, LoopbackNetwork
 from afore.transport.shm import ShmConfig, ShmFabric
 from afore.transport.tcp import TcpConfig, TcpFabric
@@ -236,7 +236,7 @@ class SpinWorld(ShmWorld):
     """The same, where readers look for a while before they sleep: both are seen, for the while is shorter than some waits."""
 
     def config(self, label: str, **changes: Any) -> ShmConfig:
-        idle = IdleConfig(strategy="spin-then-fd", spin_us=200, cpu_share=1)
+        idle = IdleOptions(strategy="spin-then-fd", spin_us=200, cpu_share=1)
         return super().config(label, **{"idle": idle, **changes})
 
 
