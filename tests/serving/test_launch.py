@@ -81,10 +81,15 @@ def test_demo_prints_the_table_and_writes_the_keys(tmp_path: Path) -> None:
     assert tile["bound"] <= tile["after"] < tile["before"]
 
 
-def test_one_prompt_prints_its_answer() -> None:
-    status, stdout, stderr = run(*SMALL, "--prompt", "Question: What is 3 * 4?\nAnswer:", "--max_new_tokens", "8")
-    assert status == 0, stderr
-    assert len(stdout.strip().splitlines()[-1]) > 0
+def test_one_prompt_prints_its_answer_and_no_other_where_processes_wait_otherwise() -> None:
+    answers = []
+    for strategy in ("fd", "spin-then-fd"):
+        asked = ("--prompt", "Question: What is 3 * 4?\nAnswer:", "--max_new_tokens", "8")
+        status, stdout, stderr = run(*SMALL, *asked, "--idle.strategy", strategy, "--idle.cpu_share", "1")
+        assert status == 0, stderr
+        answers.append(stdout.strip().splitlines()[-1])
+    assert len(answers[0]) > 0
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the printed line is curl's")
