@@ -80,10 +80,10 @@ class SendQueue:
 
     def stage(self, nbytes: int) -> int:
         """Takes ``nbytes`` of staging, where there is room (``has_room``); returns their offset."""
-        place = self._place(nbytes)
         if self._free_at == self._head:
-            # Nothing is staged: what is skipped to begin at the start again costs nothing.
-            self._free_at = self._head = place
+            # Nothing is staged: begin at the start again, in memory that caches still have.
+            self._free_at = self._head = -(-self._head // self._size) * self._size
+        place = self._place(nbytes)
         assert place + nbytes - self._free_at <= self._size, "staging without room"
         self._tail_staged += place + nbytes - self._head
         self._head = place + nbytes

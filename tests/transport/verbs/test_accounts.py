@@ -164,3 +164,13 @@ def test_what_is_held_comes_back_with_its_completion_or_at_the_end() -> None:
     assert queue.done == first < queue.posted
     assert queue.abandon() == ["second", "fourth"]
     assert queue.posted == queue.done
+
+
+@pytest.mark.parametrize("nbytes", [1, 300, 700, 1000])
+def test_where_nothing_is_staged_the_next_piece_is_the_first(nbytes: int) -> None:
+    queue = SendQueue(64, 1000)
+    for _ in range(3):
+        assert queue.has_room(1, nbytes)
+        assert queue.stage(nbytes) == 0
+        queue.post(signaled=True)
+        queue.completed(queue.posted)
