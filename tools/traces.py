@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from afore.core.errors import AforeError, HostError
+from afore.core.errors import AforeError, ConfigError, HostError
 from afore.scheduler.traces import Event, TraceReader, TraceWriter
 from afore.scheduler.traces.calibrate import hot_part, hottest, normal, skew
 from afore.scheduler.traces.imports import KINDS, counts_of, kind_of, open_import
@@ -104,15 +104,23 @@ def _info(options: argparse.Namespace) -> int:
         print("other rows: " + ", ".join(f"{count:,} {name}" for name, count in others.items()))
     if shares is not None:
         print(
-            f"all targets together: most loaded of 8 workers {told['skew_8_workers']:.2f} times the mean, hottest expert"
-            f" {told['hottest_expert']:.1f} times, one expert in 16 has {told['hot_part']:.1%}"
+            f"all targets together: most loaded of {min(8, header.experts)} workers {told['skew_8_workers']:.2f} times the mean,"
+            f" hottest expert {told['hottest_expert']:.1f} times, one expert in 16 has {told['hot_part']:.1%}"
         )
     if reader.cut_off:
         print("it is cut off: these are its whole chunks")
     return 0
 
 
+def _keep_inputs(output: Path, inputs: Sequence[Path]) -> None:
+    """Raises ``ConfigError`` where the output would take an input's place."""
+    for path in inputs:
+        if output.exists() and path.exists() and output.samefile(path):
+            raise ConfigError("--output", f"{output} is what is read", "name another file")
+
+
 def _import(options: argparse.Namespace) -> int:
+    _keep_inputs(options.output, options.files)
     found = open_import(
         options.files,
         options.format,
@@ -149,6 +157,7 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    _keep_inputs(options.output, [options.trace])
     counts_LE = counts_of(options.trace, partial=options.partial)
     placement = placement_of(
         counts_LE, options.workers, options.slots, fixed=options.fixed_primaries, first_layer=options.dense_layers

@@ -30,6 +30,7 @@ MOST_ROWS: Final = 1 << 14
 MOST_MEMBER: Final = 256 << 20
 """Bytes of a member, unpacked: a reader refuses more before it unpacks it."""
 PARTIAL: Final = ".partial"
+DIGEST_BYTES: Final = 16
 
 HAS_DEMAND, HAS_IDS, HAS_ANSWER, ASSIGNED, HAS_PROTECTED, HAS_COSTS = (1 << bit for bit in range(6))
 """``row.flags``."""

@@ -6,6 +6,7 @@ read as far as it is whole (``partial=True``), and memory is that of one chunk.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import struct
@@ -77,9 +78,9 @@ class TraceReader:
             beside = IdsBeside(self.path, self.header, partial=self.partial, open_one=_as_far_as_whole, say=self._note)
         with open(self.path, "rb") as file:
             members = self._members(file)
-            next(members)
+            digest = hashlib.blake2b(next(members)[1], digest_size=form.DIGEST_BYTES)
             try:
-                for rows, parts in self._chunks(members):
+                for rows, parts in self._chunks(members, digest):
                     for row in self._unpack(rows, parts):
                         wanted = beside is not None and row.event is Event.DEMAND
                         yield beside.joined(row, self.rows) if beside is not None and wanted else row
@@ -149,16 +150,19 @@ class TraceReader:
             raise TraceError(self.path, f"{name[:40]} is damaged: its checksum differs", _AGAIN)
         return data
 
-    def _chunks(self, members: Iterator[tuple[str, bytes]]) -> Iterator[tuple[NDArray[Any], dict[str, NDArray[Any]]]]:
-        """Rows and parts of each chunk. A chunk is whole once the next one, or the end, has begun."""
+    def _chunks(
+        self, members: Iterator[tuple[str, bytes]], digest: hashlib.blake2b
+    ) -> Iterator[tuple[NDArray[Any], dict[str, NDArray[Any]]]]:
+        """Rows and parts of each chunk, which is whole once the next one, or the end, has begun. ``digest``: of what was before."""
         number, rows = 0, None
         parts: dict[str, NDArray[Any]] = {}
         for name, data in members:
             if name == form.END:
                 if rows is not None:
                     yield rows, parts
-                self._check_end(data, number)
+                self._check_end(data, number, digest.hexdigest())
                 return
+            digest.update(data)
             prefix, _, part = name.removesuffix(".npy").partition(".")
             wanted = number - 1 if part != "rows" else number
             if prefix != f"{wanted:06}" or part not in ("rows", *form.PARTS) or part in parts:
@@ -190,14 +194,19 @@ class TraceReader:
             raise TraceError(self.path, f"{name}: {len(array):,} rows are over {form.MOST_ROWS:,}", "write it again")
         return array
 
-    def _check_end(self, data: bytes, chunks: int) -> None:
+    def _check_end(self, data: bytes, chunks: int, digest: str) -> None:
         try:
             end = json.loads(data)
             told = end["rows"], end["chunks"]
+            written = end["digest"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise TraceError(self.path, f"{form.END} is damaged", "write it again") from error
         if told != (self.rows, chunks):
             raise TraceError(self.path, f"it ends after {self.rows:,} rows; {told[0]!r} were written", "write it again")
+        if written != digest:
+            raise TraceError(
+                self.path, f"its digest is {digest}, not that of {form.END}", "it was changed: write it again"
+            )
 
     # Rows
 

@@ -50,7 +50,7 @@ class TraceWriter:
         self._per_chunk = rows or form.rows_per_chunk(header)
         self._defer = defer
         self._sealed: list[dict[str, NDArray[Any]]] = []
-        self._digest = hashlib.blake2b(digest_size=16)
+        self._digest = hashlib.blake2b(digest_size=form.DIGEST_BYTES)
         self._chunks = 0
         self._failed = False
         """The disk refused something; what is there stays, under its partial name, until ``abandon``."""

@@ -63,6 +63,21 @@ def test_nothing_is_half_imported(tmp_path: Path, capsys: pytest.CaptureFixture[
     capsys.readouterr()
 
 
+def test_no_output_takes_the_place_of_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, trace = tmp_path / "c.csv", tmp_path / "t.npz"
+    source.write_text("1,2\n3,4\n")
+    assert main(["import", str(source), "-o", str(trace)]) == 0
+    (tmp_path / "same").symlink_to(trace)
+    for command in (
+        ["import", str(source), "-o", str(source)],
+        ["export", str(trace), "--to", "sglang", "--workers", "2", "--slots", "1", "-o", str(tmp_path / "same")],
+    ):
+        kept = source.read_bytes(), trace.read_bytes()
+        assert main(command) == 2
+        assert "is what is read; name another file" in capsys.readouterr().err
+        assert (source.read_bytes(), trace.read_bytes()) == kept
+
+
 def test_what_was_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     np.save(tmp_path / "c.npy", rng.integers(1, 1 << 20, (3000, 2, 64)))

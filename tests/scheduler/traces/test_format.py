@@ -199,8 +199,9 @@ def test_experts_by_token_must_be_the_counts(tmp_path: Path) -> None:
         ("header.json", b"[" * 100_000, "bad.npz"),
         ("000000.rows.npy", bytes_of(np.zeros(3)), "which the header does not announce"),
         ("000000.rows.npy", b"\x93NUMPY\x01\x00\x20\x00{'descr': '|O', 'shape': (1,)}  \n", "damaged|descr|header"),
-        ("end.json", b'{"rows": 3, "chunks": 2}', "it ends after 8 rows; 3 were written"),
+        ("end.json", b'{"rows": 3, "chunks": 2, "digest": ""}', "it ends after 8 rows; 3 were written"),
         ("end.json", b"no", "end.json is damaged"),
+        ("end.json", b'{"rows": 8, "chunks": 1}', "end.json is damaged"),
     ],
 )
 def test_members_that_cannot_be(tmp_path: Path, member: str, data: bytes, why: str) -> None:
@@ -208,6 +209,17 @@ def test_members_that_cannot_be(tmp_path: Path, member: str, data: bytes, why: s
     written(path, 8)
     rewritten(path, bad, {member: data})
     with pytest.raises(TraceError, match=why):
+        list(TraceReader(bad).events())
+
+
+def test_a_row_that_could_be_but_was_not_written_is_noticed(tmp_path: Path) -> None:
+    path, bad = tmp_path / "t.npz", tmp_path / "bad.npz"
+    written(path, 8)
+    with np.load(path) as archive:
+        changed = archive["000000.rows"].copy()
+    changed["now_ns"][2] += 1
+    rewritten(path, bad, {"000000.rows.npy": bytes_of(changed)})
+    with pytest.raises(TraceError, match=r"bad\.npz: its digest is [0-9a-f]{32}, not that of end\.json"):
         list(TraceReader(bad).events())
 
 
