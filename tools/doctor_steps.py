@@ -18,13 +18,14 @@ from afore.core.errors import (
     TransportError,
     WireError,
 )
+from afore.core.link_options import TcpOptions
 from afore.core.topology import split_address
 from afore.tools.doctor_check import Check
 from afore.tools.doctor_meeting import STEP_US, problem_and_mend
 from afore.transport.api import Lane
 from afore.transport.handshake import Identity, Purpose, introduce
 from afore.transport.tcp_config import LOOPBACK_SECRET
-from afore.transport.tcp_sockets import TcpTuning, connect_tcp
+from afore.transport.tcp_sockets import connect_tcp
 
 
 class Ended(Exception):
@@ -106,7 +107,7 @@ async def try_connect(steps: Steps, address: str, *, name: str = "connect", mend
     )
     try:
         async with deadline(STEP_US, peer=address, operation="connect"):
-            sock = await connect_tcp(address, TcpTuning())
+            sock = await connect_tcp(address, TcpOptions())
     except DeadlineExceeded as error:
         found = f"no answer within {STEP_US / 1e6:g} s: something drops the packets"
         raise steps.fail(name, found, mend) from error

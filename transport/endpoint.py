@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from afore.core.clock import deadline
 from afore.core.errors import HostError, LinkClosed
+from afore.core.link_options import TcpOptions
 from afore.transport.api import ChannelHandler, Lane
 from afore.transport.channel import StreamChannel
 from afore.transport.greeter import GREETINGS_LIMIT, Greeter
@@ -20,7 +21,6 @@ from afore.transport.handlers import HandlerTasks
 from afore.transport.handshake import Hello, Identity, Purpose, admit, introduce
 from afore.transport.sockets import close_all
 from afore.transport.streams import connect_stream
-from afore.transport.tcp_sockets import TcpTuning
 
 LinkWelcome = Callable[[socket.socket, Hello], None]
 """Takes over a proven client that wants a link, and admits it; closes the socket if it raises."""
@@ -34,11 +34,11 @@ class StreamEndpoint:
         *,
         timeout_us: float,
         message_limit: int,
-        tuning: TcpTuning | None = None,
+        tuning: TcpOptions | None = None,
         greetings_limit: int = GREETINGS_LIMIT,
     ) -> None:
         """``timeout_us`` bounds a client's handshake, ``message_limit`` the bytes of a control message."""
-        self._tuning = tuning or TcpTuning()
+        self._tuning = tuning or TcpOptions()
         self._message_limit = message_limit
         self._greeter = Greeter(timeout_us=timeout_us, limit=greetings_limit, tuning=self._tuning)
         self._channels: dict[StreamChannel, None] = {}

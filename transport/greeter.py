@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable
 
 from afore.core.clock import deadline
 from afore.core.errors import AforeError
+from afore.core.link_options import TcpOptions
 from afore.transport.handshake import Hello, Identity, Purpose, receive_hello
 from afore.transport.sockets import Listener
 from afore.transport.streams import is_path, listen_stream
-from afore.transport.tcp_sockets import TcpTuning
 from afore.transport.unix_sockets import require_same_user
 
 _log = logging.getLogger(__name__)
@@ -32,12 +32,12 @@ Welcome = Callable[[socket.socket, Hello], Awaitable[None]]
 class Greeter:
     """Accepts connections and gives the proven ones to the ``Welcome`` of the address they came to."""
 
-    def __init__(self, *, timeout_us: float, limit: int = GREETINGS_LIMIT, tuning: TcpTuning | None = None) -> None:
+    def __init__(self, *, timeout_us: float, limit: int = GREETINGS_LIMIT, tuning: TcpOptions | None = None) -> None:
         self.refusals: Counter[str] = Counter()
         """How many connections were refused, by the error's name."""
         self._timeout_us = timeout_us
         self._limit = limit
-        self._tuning = tuning or TcpTuning()
+        self._tuning = tuning or TcpOptions()
         self._listeners: dict[str, Listener] = {}
         self._greetings: dict[asyncio.Task[None], socket.socket] = {}
         self._leaving: dict[asyncio.Task[None], socket.socket] = {}

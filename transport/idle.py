@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from afore.core.clock import Clock
-from afore.core.idle_options import IdleOptions
+from afore.core.link_options import IdleOptions
 
 SAVED_SPINS: Final = 16
 """Whole spins that a reader may save up while it has slept or been busy."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from afore.core.clock import WallClock
 from afore.core.errors import AccessRefused, ConfigError, WireError
-from afore.core.idle_options import IdleOptions
+from afore.core.link_options import IdleOptions
 from afore.transport.api import ChannelHandler, Lane, RegionKey
 from afore.transport.buffers import require_nbytes
 from afore.transport.channel import StreamChannel

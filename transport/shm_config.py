@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from afore.core.control import WIRE_VERSION
 from afore.core.errors import ConfigError
-from afore.core.idle_options import IdleOptions
+from afore.core.link_options import IdleOptions
 from afore.transport.codec import MESSAGE_LIMIT
 from afore.transport.shm_ring import SLOTS_LIMIT
 from afore.transport.shm_segments import ROOT

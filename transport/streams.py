@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 
+from afore.core.link_options import TcpOptions
 from afore.transport.sockets import Accepted, Listener
-from afore.transport.tcp_sockets import TcpListener, TcpTuning, connect_tcp
+from afore.transport.tcp_sockets import TcpListener, connect_tcp
 from afore.transport.unix_sockets import UnixListener, connect_unix, require_same_user
 
 
@@ -15,12 +16,12 @@ def is_path(address: str) -> bool:
     return "/" in address
 
 
-def listen_stream(address: str, accepted: Accepted, tuning: TcpTuning) -> Listener:
+def listen_stream(address: str, accepted: Accepted, tuning: TcpOptions) -> Listener:
     """A listener at ``address``. Raises as ``UnixListener`` and ``TcpListener`` do."""
     return UnixListener(address, accepted) if is_path(address) else TcpListener(address, accepted, tuning)
 
 
-async def connect_stream(address: str, tuning: TcpTuning) -> socket.socket:
+async def connect_stream(address: str, tuning: TcpOptions) -> socket.socket:
     """A connected non-blocking socket; to a path only where the same user listens.
 
     Raises ``PeerLost`` (nobody there), ``AuthenticationFailed`` (another user), ``HostError``, ``ConfigError``.

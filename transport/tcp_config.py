@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from afore.core.control import WIRE_VERSION
 from afore.core.errors import ConfigError
-from afore.core.idle_options import IdleOptions
+from afore.core.link_options import IdleOptions, TcpOptions
 from afore.core.topology import split_address
 from afore.transport.codec import MESSAGE_LIMIT
-from afore.transport.tcp_sockets import EXAMPLE, TcpTuning, require_secret
+from afore.transport.tcp_sockets import EXAMPLE, require_secret
 
 LOOPBACK_SECRET = b"everybody on this machine may know this"
 """What is proved where no secret is given: nothing. Regions are then guarded by their keys alone."""
@@ -39,7 +39,7 @@ class TcpConfig:
     """How long a client may take to prove itself."""
     greetings_limit: int = 256
     """Clients that may be proving themselves at once; one more ends the oldest."""
-    tuning: TcpTuning = field(default_factory=TcpTuning)
+    tuning: TcpOptions = field(default_factory=TcpOptions)
     """How a dead machine is noticed."""
     idle: IdleOptions = field(default_factory=IdleOptions)
     """How its readers wait for notifications."""

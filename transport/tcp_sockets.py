@@ -6,9 +6,9 @@ import asyncio
 import errno
 import os
 import socket
-from dataclasses import dataclass
 
 from afore.core.errors import ConfigError, HostError, PeerLost
+from afore.core.link_options import TcpOptions
 from afore.core.topology import is_loopback, join_address, split_address
 from afore.transport.host import host_error
 from afore.transport.sockets import BACKLOG, Accepted, Listener, new_socket, ready
@@ -18,38 +18,14 @@ _SocketAddress = tuple[str, int] | tuple[str, int, int, int]
 _Target = tuple[socket.AddressFamily, _SocketAddress]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TcpTuning:
-    """How a connection notices that nobody is there any more: a machine that lost power sends nothing that would say so."""
-
-    keepalive_idle_s: int = 5
-    """Silence after which the kernel asks whether the peer is there."""
-    keepalive_interval_s: int = 2
-    """Between one question and the next."""
-    keepalive_probes: int = 3
-    """Questions without an answer after which the peer is lost."""
-    unacknowledged_ms: int = 20_000
-    """How long what was sent may stay unacknowledged, or a peer that does not read may keep its window shut."""
-
-    def __post_init__(self) -> None:
-        for field, high in (
-            ("keepalive_idle_s", 32767),
-            ("keepalive_interval_s", 32767),
-            ("keepalive_probes", 127),
-            ("unacknowledged_ms", 1 << 31),
-        ):
-            value = getattr(self, field)
-            if not 1 <= value < high:
-                raise ConfigError(f"tcp.{field}", f"{value} is out of range", f"give 1 … {high - 1}")
-
-    def apply(self, sock: socket.socket) -> None:
-        """Sets the options; small writes leave at once."""
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, self.keepalive_idle_s)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, self.keepalive_interval_s)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, self.keepalive_probes)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self.unacknowledged_ms)
+def tune(sock: socket.socket, options: TcpOptions) -> None:
+    """Sets the options; small writes leave at once."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, options.keepalive_idle_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, options.keepalive_interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, options.keepalive_probes)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, options.unacknowledged_ms)
 
 
 def require_secret(address: str, secret: bytes | None) -> None:
@@ -63,7 +39,7 @@ def require_secret(address: str, secret: bytes | None) -> None:
         )
 
 
-async def connect_tcp(address: str, tuning: TcpTuning) -> socket.socket:
+async def connect_tcp(address: str, tuning: TcpOptions) -> socket.socket:
     """A connected non-blocking socket. Raises ``ConfigError`` (no address), ``PeerLost`` (nobody there), ``HostError``."""
     host, port = split_address(address, field="address", example=EXAMPLE)
     lost: PeerLost | None = None
@@ -71,7 +47,7 @@ async def connect_tcp(address: str, tuning: TcpTuning) -> socket.socket:
         sock = new_socket(family)
         try:
             await connect_to(sock, target, address)
-            tuning.apply(sock)
+            tune(sock, tuning)
             return sock
         except PeerLost as error:
             sock.close()
@@ -133,7 +109,7 @@ class TcpListener(Listener):
     Raises ``ConfigError`` (no address), ``HostError`` (in use, not of this machine, no permission).
     """
 
-    def __init__(self, address: str, accepted: Accepted, tuning: TcpTuning) -> None:
+    def __init__(self, address: str, accepted: Accepted, tuning: TcpOptions) -> None:
         host, port = split_address(address, field="address", example=EXAMPLE, any_port=True)
         targets = _numeric(host, port)
         try:
@@ -152,7 +128,7 @@ class TcpListener(Listener):
 
         def tuned(new: socket.socket) -> None:
             try:
-                tuning.apply(new)
+                tune(new, tuning)
             except OSError:
                 new.close()  # it broke before it was looked at
                 return

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from afore.core.errors import ConfigError
-from afore.core.idle_options import IdleOptions
 from afore.core.limits import MOST
 from afore.core.limits import at_least as _at_least
+from afore.core.link_options import IdleOptions, TcpOptions
 from afore.core.policy_options import PolicyOptions
 from afore.core.speeds import check_speeds
 from afore.core.topology import Topology, is_loopback
@@ -256,6 +256,8 @@ class RunConfig:
     """RDMA between nodes."""
     idle: IdleOptions = field(default_factory=IdleOptions)
     """How processes wait for what others write."""
+    tcp: TcpOptions = field(default_factory=TcpOptions)
+    """TCP between nodes; beside verbs too, where it tells who is gone."""
     trace: str | None = None
     """Directory for span files; none writes none."""
     warm_start: str | None = None

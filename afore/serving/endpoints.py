@@ -8,9 +8,8 @@ import socket
 import zlib
 from pathlib import Path
 
-from afore.core.config import RunConfig, VerbsOptions
+from afore.core.config import RunConfig
 from afore.core.errors import ClusterLost, ConfigError, HostError
-from afore.core.idle_options import IdleOptions
 from afore.core.topology import DOOR, Topology, member_name
 from afore.serving.identity import ClusterIdentity
 from afore.serving.spec import HUB_ADDRESS
@@ -55,10 +54,8 @@ def run_id_on(cluster: str, node: str, home: str) -> str:
     return f"{cluster[: RUN_ID_LENGTH - 9]}.{zlib.crc32(node.encode()):08x}"
 
 
-def far_fabrics(
-    fabric: str, options: VerbsOptions, idle: IdleOptions, *, host: str, secret: bytes, label: str
-) -> dict[str, FarFabric]:
-    """What other nodes reach this process by, the preferred first; each listens at ``host``.
+def far_fabrics(config: RunConfig, fabric: str, *, host: str, secret: bytes, label: str) -> dict[str, FarFabric]:
+    """What other nodes reach this process by, the preferred of ``fabric`` first; each listens at ``host``.
 
     Raises ``ConfigError`` (no secret beyond loopback), ``HostError`` (nothing free to listen at; no RDMA where that is asked for).
     """
@@ -66,21 +63,24 @@ def far_fabrics(
     far: dict[str, FarFabric] = {}
     if fabric in ("auto", "verbs"):
         try:
-            far["verbs"] = _verbs(options, idle, listen, secret, label)
+            far["verbs"] = _verbs(config, listen, secret, label)
         except HostError as error:
             if fabric == "verbs":
                 raise
             log.info("%s: no verbs between nodes: %s", label, error)
     if fabric in ("auto", "tcp"):
-        far["tcp"] = TcpFabric(TcpConfig(listen=listen, secret=secret, label=label, idle=idle))
+        far["tcp"] = TcpFabric(
+            TcpConfig(listen=listen, secret=secret, label=label, idle=config.idle, tuning=config.tcp)
+        )
     return far
 
 
-def _verbs(options: VerbsOptions, idle: IdleOptions, listen: str, secret: bytes, label: str) -> FarFabric:
+def _verbs(config: RunConfig, listen: str, secret: bytes, label: str) -> FarFabric:
     # Only here: the bindings are an extra that most machines have no use for.
     from afore.transport.verbs.config import VerbsConfig
     from afore.transport.verbs.fabric import VerbsFabric
 
+    options = config.verbs
     fabric = VerbsFabric(
         VerbsConfig(
             listen=listen,
@@ -93,7 +93,8 @@ def _verbs(options: VerbsOptions, idle: IdleOptions, listen: str, secret: bytes,
             mtu_bytes=options.mtu_bytes,
             ack_timeout_us=options.ack_timeout_us,
             retry_count=options.retry_count,
-            idle=idle,
+            idle=config.idle,
+            tuning=config.tcp,
         )
     )
     log.info("%s: verbs between nodes: %s", label, "; ".join(fabric.choice))
@@ -106,7 +107,7 @@ def member_endpoint(config: RunConfig, role: str, rank: int, near: ShmFabric) ->
     if node is None:
         return near
     label = member_name(role, rank)
-    far = far_fabrics(config.topology.fabric, config.verbs, config.idle, host=LOOPBACK, secret=near.secret, label=label)
+    far = far_fabrics(config, config.topology.fabric, host=LOOPBACK, secret=near.secret, label=label)
     return RoutedFabric(node, near, far)
 
 
@@ -120,8 +121,7 @@ class Whereabouts:
 
     def __init__(self, config: RunConfig, rendezvous: tuple[str, int], secret: bytes | None) -> None:
         self._topology = config.topology
-        self._verbs = config.verbs
-        self._idle = config.idle
+        self._config = config
         self._rendezvous = rendezvous
         self._secret = secret
 
@@ -153,7 +153,7 @@ class Whereabouts:
     def open_door(self, cluster: str) -> Fabric:
         """The door's endpoint, the first of its cluster. Raises ``ConfigError`` for a name that is taken, ``HostError``."""
         try:
-            near = ShmFabric.create(cluster, DOOR, idle=self._idle)
+            near = ShmFabric.create(cluster, DOOR, idle=self._config.idle)
         except ConfigError as error:
             raise ConfigError("cluster", error.problem, "give another --cluster, or end that one") from error
         return self._open(near, self.door_node, self._topology.fabric, DOOR)
@@ -171,19 +171,19 @@ class Whereabouts:
             near = self._neighbour(identity.cluster, label)
         else:
             run_id = run_id_on(identity.cluster, node, identity.node)
-            near = ShmFabric(ShmConfig(run_id=run_id, label=label, idle=self._idle))
+            near = ShmFabric(ShmConfig(run_id=run_id, label=label, idle=self._config.idle))
         return self._open(near, node, identity.config.get("topology.fabric", self._topology.fabric), label)
 
     def _open(self, near: ShmFabric, node: str | None, fabric: str, label: str) -> Fabric:
         if node is None:
             return near
         host, secret = self._own()
-        far = far_fabrics(fabric, self._verbs, self._idle, host=host, secret=secret, label=label)
+        far = far_fabrics(self._config, fabric, host=host, secret=secret, label=label)
         return RoutedFabric(node, near, far)
 
     def _neighbour(self, cluster: str, label: str) -> ShmFabric:
         """An endpoint in the cluster's directory on its door's node."""
         try:
-            return ShmFabric.open(ShmConfig(run_id=cluster).run_directory, label, idle=self._idle)
+            return ShmFabric.open(ShmConfig(run_id=cluster).run_directory, label, idle=self._config.idle)
         except ConfigError as error:
             raise ClusterLost(cluster, "it ended while this process joined it", "start its door again") from error

@@ -14,13 +14,13 @@ import struct
 import sys
 
 from afore.core.errors import PeerLost
+from afore.core.link_options import TcpOptions
 from afore.transport.api import Channel, Lane, Link, RegionKey
 from afore.transport.tcp import TcpConfig, TcpFabric
-from afore.transport.tcp_sockets import TcpTuning
 
 SIOCGIFFLAGS, SIOCSIFFLAGS = 0x8913, 0x8914
 IFF_UP = 1
-TUNING = TcpTuning(keepalive_idle_s=1, keepalive_interval_s=1, keepalive_probes=1, unacknowledged_ms=1500)
+TUNING = TcpOptions(keepalive_idle_s=1, keepalive_interval_s=1, keepalive_probes=1, unacknowledged_ms=1500)
 T_US = 60e6
 
 

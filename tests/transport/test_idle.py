@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afore.core.errors import ConfigError, DeadlineExceeded, RegionRevoked
-from afore.core.idle_options import IdleOptions
+from afore.core.link_options import IdleOptions
 from afore.testing import run_virtual, virtual_now_ns, virtual_test
 from afore.transport.api import Notification
 from afore.transport.idle import SAVED_SPINS, Spin, make_idle

@@ -24,6 +24,7 @@ from afore.core.errors import (
     RegionRevoked,
     WireError,
 )
+from afore.core.link_options import TcpOptions
 from afore.transport.api import Lane, Link, Region, RegionKey
 from afore.transport.handshake import Identity, Purpose, admit, introduce, receive_hello
 from afore.transport.private_segment import PrivateSegment
@@ -40,7 +41,7 @@ from afore.transport.shm_segments import read_header
 from afore.transport.sockets import receive_exactly, send_all
 from afore.transport.tcp import TcpConfig, TcpFabric
 from afore.transport.tcp_keys import new_key, require_genuine
-from afore.transport.tcp_sockets import TcpTuning, connect_tcp
+from afore.transport.tcp_sockets import connect_tcp
 from tests.transport.conformance.helpers import raises_soon
 
 SECRET = b"the secret of this run, long enough"
@@ -201,7 +202,7 @@ async def raw_link(make: Make) -> tuple[socket.socket, TcpFabric, Region, int]:
     """A writer that keeps to no rule, after an honest handshake; with the region's token."""
     far = make(credits=4)
     region = far.register(64, label="r")
-    sock = await connect_tcp(far.address, TcpTuning())
+    sock = await connect_tcp(far.address, TcpOptions())
     await introduce(
         sock,
         Identity(address="rogue:1", secret=SECRET),

@@ -10,11 +10,12 @@ import pytest
 
 from afore.core.clock import deadline
 from afore.core.errors import AuthenticationFailed, ConfigError, DeadlineExceeded, HostError, PeerLost
+from afore.core.link_options import TcpOptions
 from afore.transport.api import Channel, Lane
 from afore.transport.endpoint import StreamEndpoint
 from afore.transport.handshake import Hello, Identity, admit
 from afore.transport.sockets import receive_exactly, send_all
-from afore.transport.tcp_sockets import TcpListener, TcpTuning, connect_tcp, connect_to, require_secret
+from afore.transport.tcp_sockets import TcpListener, connect_tcp, connect_to, require_secret
 
 SECRET = b"the secret of this run, long enough"
 T_US = 20e6
@@ -68,7 +69,7 @@ async def test_endpoints_meet_at_any_kind_of_address(endpoints: Open, host: str)
 )
 async def test_what_is_no_address_is_said_so(address: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):
-        await connect_tcp(address, TcpTuning())
+        await connect_tcp(address, TcpOptions())
 
 
 async def test_nobody_there_is_peer_lost() -> None:
@@ -77,7 +78,7 @@ async def test_nobody_there_is_peer_lost() -> None:
         port = silent.getsockname()[1]
         for address in (f"127.0.0.1:{port}", "localhost:1", "no-such-host.invalid:1"):
             with pytest.raises(PeerLost):
-                await connect_tcp(address, TcpTuning())
+                await connect_tcp(address, TcpOptions())
 
 
 async def test_a_connection_that_meets_itself_is_nobody() -> None:
@@ -99,7 +100,7 @@ async def test_a_connect_that_is_not_answered_ends_in_its_deadline() -> None:
         with pytest.raises(DeadlineExceeded):  # noqa: PT012  # how many fit the backlog is the kernel's affair
             async with deadline(50_000, peer=address, operation="connect"):
                 while True:
-                    fillers.append(await connect_tcp(address, TcpTuning()))
+                    fillers.append(await connect_tcp(address, TcpOptions()))
         for filler in fillers:
             filler.close()
 
@@ -107,13 +108,13 @@ async def test_a_connect_that_is_not_answered_ends_in_its_deadline() -> None:
 async def test_a_port_is_given_once(endpoints: Open) -> None:
     first = endpoints()
     with pytest.raises(HostError, match="in use"):
-        TcpListener(first.address, lambda sock: sock.close(), TcpTuning())
+        TcpListener(first.address, lambda sock: sock.close(), TcpOptions())
     with pytest.raises(HostError, match="another address"):
-        TcpListener("203.0.113.1:0", lambda sock: sock.close(), TcpTuning())
+        TcpListener("203.0.113.1:0", lambda sock: sock.close(), TcpOptions())
 
 
 async def test_connections_are_tuned_on_both_sides() -> None:
-    tuning = TcpTuning(keepalive_idle_s=7, keepalive_interval_s=3, keepalive_probes=4, unacknowledged_ms=9_000)
+    tuning = TcpOptions(keepalive_idle_s=7, keepalive_interval_s=3, keepalive_probes=4, unacknowledged_ms=9_000)
     came: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
     listener = TcpListener("127.0.0.1:0", came.set_result, tuning)
     with await connect_tcp(listener.address, tuning) as near, await came as far:
@@ -139,7 +140,7 @@ async def test_connections_are_tuned_on_both_sides() -> None:
 )
 def test_tuning_that_the_kernel_would_refuse_is_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="out of range"):
-        TcpTuning(**options)
+        TcpOptions(**options)
 
 
 def test_beyond_this_machine_a_secret_is_required() -> None:
@@ -153,7 +154,7 @@ def test_beyond_this_machine_a_secret_is_required() -> None:
 
 async def test_strangers_push_each_other_out_and_nobody_else(endpoints: Open) -> None:
     far, near = endpoints(), endpoints()
-    strangers = [await connect_tcp(far.address, TcpTuning()) for _ in range(30)]
+    strangers = [await connect_tcp(far.address, TcpOptions()) for _ in range(30)]
     for sock in strangers:
         await send_all(sock, b"AFO", "far")
     taken, _, _ = await near.meet(far.address, Lane.DATA, timeout_us=T_US, reply_bytes=64)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from afore.core.errors import ConfigError, HostError
-from afore.core.idle_options import STRATEGIES, IdleOptions, Strategy
+from afore.core.link_options import STRATEGIES, IdleOptions, Strategy
 from afore.tools.bench import transport_report
 from afore.tools.bench.ab import turns
 from afore.tools.bench.figures_report import conclude

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from afore.core.clock import WallClock
-from afore.core.idle_options import IdleOptions, Strategy
+from afore.core.link_options import IdleOptions, Strategy
 from afore.transport.api import Fabric, Lane, Link, Region, RegionKey
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
 from afore.transport.shm import ShmConfig, ShmFabric

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from afore.core.idle_options import STRATEGIES, Strategy
+from afore.core.link_options import STRATEGIES, Strategy
 from afore.tools.bench.parser import Parser
 from afore.tools.bench.transport_peers import PEERS
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from afore.core.control import WIRE_VERSION
 from afore.core.errors import ConfigError
-from afore.core.idle_options import IdleOptions
+from afore.core.link_options import IdleOptions, TcpOptions
 from afore.transport.codec import MESSAGE_LIMIT
-from afore.transport.tcp_sockets import TcpTuning
 from afore.transport.verbs.binding import APIS, MTU_CODES
 from afore.transport.verbs.wire import CREDITS_LIMIT
 
@@ -72,7 +71,7 @@ class VerbsConfig:
     """How long a client may take to prove itself, and again to exchange queue pairs."""
     greetings_limit: int = 256
     """Clients that may be proving themselves at once; one more ends the oldest."""
-    tuning: TcpTuning = field(default_factory=TcpTuning)
+    tuning: TcpOptions = field(default_factory=TcpOptions)
     """How a dead machine is noticed."""
     idle: IdleOptions = field(default_factory=IdleOptions)
     """How its readers wait for notifications."""

@@ -10,13 +10,13 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from afore.core.clock import LoopClock
-from afore.core.idle_options import IdleOptions
+from afore.core.link_options import IdleOptions, TcpOptions
 from afore.transport.api import Fabric
 from afore.transport.handshake import Identity
 from afore.transport.loopback import LoopbackFabric, LoopbackFaults, LoopbackNetwork
 from afore.transport.shm import ShmConfig, ShmFabric
 from afore.transport.tcp import TcpConfig, TcpFabric
-from afore.transport.tcp_sockets import TcpTuning, connect_tcp
+from afore.transport.tcp_sockets import connect_tcp
 from afore.transport.unix_sockets import connect_unix
 from tests.transport.conformance.weather import Weather
 
@@ -313,7 +313,7 @@ class TcpWorld:
         return dict(fabric.refusals)
 
     async def stranger(self, address: str) -> socket.socket:
-        return await connect_tcp(address, TcpTuning())
+        return await connect_tcp(address, TcpOptions())
 
     def channel_address(self, name: str) -> str:
         if name not in self._reserved:
