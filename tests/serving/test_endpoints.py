@@ -46,5 +46,5 @@ async def test_connections_between_nodes_are_kept_alive_as_the_run_says() -> Non
 
 
 def test_what_no_kernel_takes_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="tcp.keepalive_probes: 128 is out of range"):
+    with pytest.raises(ConfigError, match=r"tcp\.keepalive_probes: 128 is out of range"):
         TcpOptions(keepalive_probes=128)
