@@ -93,6 +93,11 @@ class AttentionSide:
         self.replied = asyncio.Condition()
         self.doors: list[tuple[Link, RegionKey]] = []
 
+    def replied_rows(self, target: Target, worker: int, count: int, here_TD: F32) -> F32:
+        """The rows of a reply: in the host's memory."""
+        assert here_TD.shape[0] == count, "rows that lie elsewhere"
+        return here_TD
+
     async def listen(self) -> None:
         while True:
             await self.region.notified(timeout_us=None)

@@ -268,9 +268,11 @@ class Rig:
         async with asyncio.timeout(20), side.replied:
             while len(parts) < self.shape.ffn:
                 for worker in range(self.shape.ffn):
-                    rows_TD = side.replies.take(target.microbatch, worker, target, tokens)
-                    if worker not in parts and rows_TD is not None:
-                        parts[worker] = rows_TD.copy()
+                    part = side.replies.take(target.microbatch, worker, target, tokens)
+                    if worker not in parts and part is not None:
+                        (first, count), rows_TD = part
+                        parts[worker] = np.zeros_like(batch.hidden_A[a])
+                        parts[worker][first : first + count] = side.replied_rows(target, worker, count, rows_TD)
                         side.guard.replied(target, worker)
                 if len(parts) < self.shape.ffn:
                     await side.replied.wait()
