@@ -75,6 +75,9 @@ def _run(argv: Sequence[str] | None) -> int:
     started_ns = WallClock().now_ns()
     arguments = prepared(argv)
     options, config = parse(arguments)
+    from afore.workers.device.cuda.probe import require_gpus
+
+    require_gpus(config)  # before anything is compiled, which takes minutes on a fresh machine
     if options.role is not None:
         return _run_roles(options, config, given_keys(arguments))
     prompts: tuple[Prompt, ...] = ()
