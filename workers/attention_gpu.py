@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from afore.core.config import RunConfig
@@ -86,12 +87,8 @@ class HostSink:
         tokens = hidden_TD.shape[0]
         hidden, ids, weights = self._rooms_M[microbatch]
         hidden, ids, weights = hidden[:tokens], ids[:tokens], weights[:tokens]
-        self._place.copy(
-            [
-                Span(address_of(to), address_of(at), to.nbytes)
-                for to, at in zip((hidden, ids, weights), (hidden_TD, ids_TK, weights_TK), strict=True)
-            ]
-        )
+        for to, at in zip((hidden, ids, weights), (hidden_TD, ids_TK, weights_TK), strict=True):
+            _down(to, at)
         return Routed(hidden_TD=hidden, ids_TK=ids, weights_TK=weights, demand_E=self._demand.count(microbatch, ids_TK))
 
 
@@ -155,10 +152,8 @@ class GpuAttention(TransformersAttention):
         if room is None:
             room = self._place.memory.pinned((self._rows, self._vocabulary), np.float32)
             self._logits_M[state.microbatch] = room
-        rows_TV = rows_TV.to(torch.float32).contiguous()
         logits_TV: F32 = room[: rows_TV.shape[0]]
-        self._place.copy([Span(address_of(logits_TV), address_of(rows_TV), logits_TV.nbytes)])
-        # The copy reads it in stream order, and torch gives its memory to others in stream order too.
+        _down(logits_TV, rows_TV.to(torch.float32))
         return logits_TV
 
 
@@ -249,3 +244,8 @@ class Landing:
     def close(self) -> None:
         """No copy may be under way. Idempotent."""
         self._pinned.close()
+
+
+def _down(to: npt.NDArray[Any], at: torch.Tensor) -> None:
+    """Enqueues a copy into pinned memory on torch's current stream."""
+    torch.from_numpy(to).copy_(at, non_blocking=True)

@@ -143,16 +143,10 @@ def test_a_part_that_fails_says_why_and_the_rest_goes_on() -> None:
 
 @pytest.mark.slow
 def test_a_part_that_hangs_is_ended_with_its_children() -> None:
-    script = "import subprocess, sys; subprocess.Popen(['sleep', '1000']); print('begun', flush=True); input()"
-    read, write = os.pipe()
-    stdin = os.dup(0)
-    os.dup2(read, 0)
-    try:
-        late = run_part([sys.executable, "-c", script], 3)
-    finally:
-        os.dup2(stdin, 0)
-        for fd in (read, write, stdin):
-            os.close(fd)
+    script = (
+        "import signal, subprocess; subprocess.Popen(['sleep', '1000']); print('begun', flush=True); signal.pause()"
+    )
+    late = run_part([sys.executable, "-c", script], 3)
     assert late["outcome"] == "took too long"
     assert "begun" in late["why"]
 
