@@ -11,6 +11,7 @@ import torch
 
 from afore.core.config import RunConfig
 from afore.models.attention import AttentionModel
+from afore.models.attention_choice import attention_way
 from afore.models.attention_fused import FusedAttention
 from afore.models.attention_modules import TransformersAttention
 from afore.models.bundle import bundled_model_path
@@ -80,6 +81,10 @@ class AttentionForGpu:
 
         place = GpuPlace.on_gpu(ctx)
         stack.callback(place.close)
+        library, why = attention_way(ctx.config.dtype, place.capability)
+        # No library computes what the runtime does (float32): where one will, its kernels go behind this choice.
+        assert library == "sdpa", library
+        _log.info("attention runs modules on GPU %d, with %s: %s", place.ordinal, library, why)
         return GpuAttentionWeights(self.loaded, place, self.nbytes, self.tensors)
 
 

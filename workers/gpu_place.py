@@ -75,6 +75,12 @@ class GpuPlace:
         """Where its tensors lie."""
         return self.memory.torch_device
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The GPU's compute capability."""
+        ask = self.driver.attribute
+        return ask("COMPUTE_CAPABILITY_MAJOR", self.ordinal), ask("COMPUTE_CAPABILITY_MINOR", self.ordinal)
+
     def copy(self, spans: list[Span]) -> None:
         """Enqueues copies on the model stream."""
         if spans:

@@ -44,7 +44,9 @@ def check(config: RunConfig) -> Found | None:
     check_policy(config.policy)
     if config.device.name == "emulated":
         raise ConfigError("device.name", f"{config.device.name} is for virtual time", "leave it at cpu")
-    found = check_gpus(config) if config.device.name == "cuda" or attention_on_gpu(config) else None
+    on_gpus = config.device.name == "cuda" or attention_on_gpu(config)
+    # With workers on several machines each looks at its own GPUs: this machine may need none.
+    found = check_gpus(config) if on_gpus and not config.topology.spread else None
     for field in ("trace", "record_wire"):
         _check_directory(field, getattr(config, field))
     check_record(config.record)
