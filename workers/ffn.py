@@ -102,7 +102,7 @@ async def connect(ctx: RoleContext, worker: Worker, own: OwnRegions, directory: 
         doors = [(await directory.connect(FFN, r, Lane.CONTROL), directory.key(FFN, r, MEETING)) for r in towards]
         host = host_of(ctx.fabric, nodes, ctx.config.topology.ffn) if ctx.rank == 0 else ""
         meeting = Meeting(own.regions[MEETING], host, doors, timeout_us=ctx.config.times.join_s * 1e6)
-        await worker.parts.join(meeting.meet, rank=ctx.rank, epoch=directory.epoch)
+        await worker.parts.join(meeting.meet, rank=ctx.rank, epoch=directory.epoch, listen_at=host)
     group = worker.parts.group(
         rank=ctx.rank,
         epoch=directory.epoch,

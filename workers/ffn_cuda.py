@@ -148,7 +148,7 @@ class CudaFfn:
     def meets(self) -> bool:
         return self._form == "nccl"
 
-    async def join(self, meet: Meet, *, rank: int, epoch: int) -> None:
+    async def join(self, meet: Meet, *, rank: int, epoch: int, listen_at: str) -> None:
         times = self._config.times
         self._collective = await Collective.join(
             meet,
@@ -158,6 +158,7 @@ class CudaFfn:
             epoch=epoch,
             timeout_s=max(times.join_s, 4 * times.step_s),
             ordinal=self._ordinal if self._on_gpu else None,
+            listen_at=listen_at,
         )
 
     def store_nbytes(self, shape: StoreShape) -> int:

@@ -65,8 +65,8 @@ class FfnParts(Protocol):
         """Whether the workers have to come together (``join``) before there is a group."""
         ...
 
-    async def join(self, meet: Meet, *, rank: int, epoch: int) -> None:
-        """Returns once all workers of the epoch have. Raises ``PeerLost``, ``DeadlineExceeded``."""
+    async def join(self, meet: Meet, *, rank: int, epoch: int, listen_at: str) -> None:
+        """Returns once all workers of the epoch have. ``listen_at``: worker 0's own address. Raises ``TransportError``."""
         ...
 
     def group(
@@ -91,7 +91,7 @@ class HostParts:
     compute: MakeCompute = TargetCompute
     meets = False
 
-    async def join(self, meet: Meet, *, rank: int, epoch: int) -> None:
+    async def join(self, meet: Meet, *, rank: int, epoch: int, listen_at: str) -> None:
         """See ``FfnParts``: nobody needs to be met."""
 
     def staging(self, *, max_tokens: int, hidden_size: int, top_k: int, num_rows: int) -> Staging:

@@ -118,7 +118,7 @@ async def take_part(rank: int, size: int, folder: Path) -> None:
         num_rows=2,
         num_experts=NUM_EXPERTS,
     )
-    gathered = []
+    gathered: list[list[Any] | None] = []
     stream = device.model_stream
     for sequence, (tokens_A, skips) in enumerate(TARGETS):
         one = entry(sequence, tokens_A)

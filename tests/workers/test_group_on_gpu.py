@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afore.core.clock import WallClock
-from afore.core.errors import DeadlineExceeded, WireError
+from afore.core.errors import ConfigError, DeadlineExceeded, WireError
 from afore.core.target import Target
 from afore.transport.api import Lane
 from afore.transport.exchange import InputSlots, Replies
@@ -70,7 +70,7 @@ def test_two_workers_gather_and_reduce(tmp_path: Path) -> None:
         buffer = bytearray(-(-LAYOUT.nbytes // 4096) * 4096)
         (tmp_path / f"inputs-{a}").write_bytes(buffer)
         memory = np.memmap(tmp_path / f"inputs-{a}", dtype=np.uint8, mode="r+")
-        slots.append(InputSlots(memoryview(memory), LAYOUT, EPOCH))
+        slots.append(InputSlots(memory.data, LAYOUT, EPOCH))
     command = [sys.executable, "-m", "tests.workers.group_process"]
     children = [
         subprocess.Popen(
@@ -147,6 +147,13 @@ async def never(port: int | None) -> tuple[str, int]:
 async def test_workers_that_do_not_come_are_told_of_in_time() -> None:
     with pytest.raises(DeadlineExceeded, match="the gloo group of 2 FFN workers did not come together"):
         await Collective.join(never, backend="gloo", rank=1, size=2, epoch=0, timeout_s=0.05, ordinal=None)
+
+
+async def test_an_address_that_is_not_this_machines_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"topology\.listen: nothing can listen at 192\.0\.2\.1"):
+        await Collective.join(
+            never, backend="gloo", rank=0, size=2, epoch=0, timeout_s=5, ordinal=None, listen_at="192.0.2.1"
+        )
 
 
 async def test_the_first_tells_the_others_where_it_is() -> None:

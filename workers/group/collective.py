@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import datetime
 import logging
+import socket
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,9 @@ from afore.workers.group.base import Meet
 
 _log = logging.getLogger(__name__)
 
+# torch's stubs do not re-export them, and a torch without torch.distributed has none.
+_TCP_STORE: Any = getattr(dist, "TCPStore", None)
+_PREFIX_STORE: Any = getattr(dist, "PrefixStore", None)
 Backend = Literal["nccl", "gloo"]
 
 
@@ -45,10 +49,11 @@ class Collective:
         epoch: int,
         timeout_s: float,
         ordinal: int | None,
+        listen_at: str = "127.0.0.1",
     ) -> Collective:
-        """Returns once all ``size`` workers are here. ``ordinal``: this worker's GPU.
+        """Returns once all ``size`` workers are here. ``ordinal``: this worker's GPU. ``listen_at``: address of worker 0's store.
 
-        Raises ``ConfigError`` where this process has a group already, ``PeerLost``, ``DeadlineExceeded``.
+        Raises ``ConfigError`` where this process has a group already, or cannot listen; ``PeerLost``, ``DeadlineExceeded``.
         """
         if dist.is_initialized():
             raise ConfigError(
@@ -60,13 +65,11 @@ class Collective:
             async with asyncio.timeout(timeout_s):
                 store: Any
                 if rank == 0:
-                    store = dist.TCPStore(  # type: ignore[attr-defined]  # torch's stubs do not re-export it
-                        "0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=patience
-                    )
+                    store = _host_store(listen_at, patience)
                     await meet(store.port)
                 else:
                     host, port = await meet(None)
-                    store = await asyncio.to_thread(dist.TCPStore, host, port, is_master=False, timeout=patience)
+                    store = await asyncio.to_thread(_TCP_STORE, host, port, is_master=False, timeout=patience)
                 await asyncio.to_thread(_open, store, backend, rank, size, epoch, patience, ordinal)
         except TimeoutError:
             raise DeadlineExceeded(
@@ -123,11 +126,32 @@ def _open(
         device = torch.device("cuda", ordinal)
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore(f"epoch-{epoch}", store),  # type: ignore[attr-defined]
+        store=_PREFIX_STORE(f"epoch-{epoch}", store),
         rank=rank,
         world_size=size,
         timeout=patience,
         device_id=device,
+    )
+
+
+def _host_store(host: str, patience: datetime.timedelta) -> Any:
+    """Where the workers come together: on one address alone, at a free port."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family, backlog=512)
+    except OSError as error:
+        raise ConfigError(
+            "topology.listen", f"nothing can listen at {host} ({error.strerror})", "give an address of this machine"
+        ) from error
+    port = listener.getsockname()[1]
+    # The store closes the descriptor that it is given.
+    return _TCP_STORE(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=patience,
+        master_listen_fd=listener.detach(),
     )
 
 

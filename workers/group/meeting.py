@@ -27,18 +27,19 @@ class Meeting:
         self, region: Region, host: str, others: Sequence[tuple[Link, RegionKey]], *, timeout_us: float
     ) -> None:
         self._region = region
-        self._host = host
+        self.host = host
+        """Where worker 0 listens."""
         self._others = others
         self._timeout_us = timeout_us
 
     async def meet(self, port: int | None) -> tuple[str, int]:
         """See ``collective.Meet``. Raises ``TransportError``."""
         if port is not None:
-            said = f"{self._host}:{port}".encode() if ":" not in self._host else f"[{self._host}]:{port}".encode()
+            said = f"{self.host}:{port}".encode() if ":" not in self.host else f"[{self.host}]:{port}".encode()
             packed = len(said).to_bytes(_LENGTH, "little") + said
             for link, key in self._others:
                 await link.write(key, 0, packed, notify=1, timeout_us=self._timeout_us)
-            return self._host, port
+            return self.host, port
         await self._region.notified(timeout_us=self._timeout_us)
         buffer = self._region.buffer
         length = int.from_bytes(buffer[:_LENGTH], "little")
