@@ -67,14 +67,17 @@ class FakeGpuFfn(CudaFfn):
 class GpuSide(AttentionSide):
     """An attention worker whose rows lie in its GPU's memory, in a process of its own to the driver."""
 
-    def __init__(self, network: LoopbackNetwork, layout: ExchangeLayout, rank: int, calls: FakeCalls) -> None:
+    def __init__(
+        self, network: LoopbackNetwork, layout: ExchangeLayout, rank: int, driver: Driver, *, on_gpu: bool = False
+    ) -> None:
         super().__init__(network, layout, rank)
-        self._driver = Driver(calls, name=f"attention-{rank}")
-        self._ordinal = rank % calls.machine.gpus
+        self._driver = driver
+        self._ordinal = 0 if on_gpu else rank % driver.device_count()
         self._driver.retain_context(self._ordinal)
-        self._memory = DeviceMemory(self._driver, None)
+        self._memory = DeviceMemory(self._driver, self._ordinal if on_gpu else None)
         self._region = self.fabric.register(ROWS_NBYTES, label=ROWS)
-        self.rows = GpuRows(self._driver, self._memory, self._ordinal, layout, self._region.buffer, process=500 + rank)
+        process = None if on_gpu else 500 + rank
+        self.rows = GpuRows(self._driver, self._memory, self._ordinal, layout, self._region.buffer, process)
 
     @property
     def keys(self) -> dict[str, RegionKey]:
@@ -93,7 +96,7 @@ class GpuSide(AttentionSide):
 
     def replied_rows(self, target: Target, worker: int, count: int, here_TD: F32) -> F32:
         assert here_TD.shape[0] == 0, "rows that came through the host"
-        rows_TD: F32 = self.rows.replies_MN[target.microbatch][worker][:count].numpy()
+        rows_TD: F32 = self.rows.replies_MN[target.microbatch][worker][:count].cpu().numpy()
         return rows_TD
 
     def close(self) -> None:
@@ -125,7 +128,7 @@ async def served(
     rig.aborts = 0.3 if prepare == "aborts" else 0.0
     sides = [FakeCalls(machine) for _ in range(SHAPE.attention if on_gpu else 0)]
     if on_gpu:
-        rig.make_side = lambda network, layout, rank: GpuSide(network, layout, rank, sides[rank])
+        rig.make_side = lambda network, layout, rank: GpuSide(network, layout, rank, Driver(sides[rank]))
     await rig.open(lambda ctx: FakeGpuFfn(ctx, rig, processes[ctx.rank], experts))
     try:
         await rig.serve(plans)
@@ -240,12 +243,17 @@ class GpuFfn(CudaFfn):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("rows", ["host", "gpu"])
 @pytest.mark.parametrize("plans", ["random", "planner"])
-async def test_on_a_gpu(plans: str) -> None:
+async def test_on_a_gpu(plans: str, rows: str) -> None:
+    """``rows``: where attention workers have them; in one process they need no handle."""
     need_gpu()
     experts = RandomExperts(SHAPE)
-    rig = Rig(SHAPE, LoopbackNetwork(WallClock()), 0, configured())
+    config = configured(group="direct", attention="cuda" if rows == "gpu" else "cpu")
+    rig = Rig(SHAPE, LoopbackNetwork(WallClock()), 0, config)
     rig.expert = experts.out
+    if rows == "gpu":
+        rig.make_side = lambda network, layout, rank: GpuSide(network, layout, rank, load_driver(), on_gpu=True)
     await rig.open(lambda ctx: GpuFfn(ctx, rig, experts))
     try:
         await rig.serve(RandomPlans(SHAPE, 0) if plans == "random" else PlannerPlans(SHAPE))
