@@ -59,8 +59,8 @@ def rows_apart(config: RunConfig, count: int | None = None, reaches: Reaches | N
         return "FFN workers are on CPUs"
     if config.topology.spread:
         return "workers may be on several machines"
-    if config.record_ids:
-        return "record_ids needs the ids on the host"
+    if config.record_ids or config.record_wire is not None:
+        return f"{'record_ids' if config.record_ids else 'record_wire'} needs them on the host"
     if policy_wants_predictions(config.policy) == "transitions":
         return f"policy {config.policy} needs the ids on the host"
     if count is not None and reaches is not None:

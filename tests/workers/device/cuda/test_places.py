@@ -78,6 +78,14 @@ def test_the_group(changes: dict[str, Any], gpus: int, reaches: Any, nccl: str, 
     assert group_of(chosen, gpus, reaches, nccl) == expected
 
 
+def test_recordings_need_rows_on_the_host() -> None:
+    assert rows_apart(config()) == ""
+    assert rows_apart(dataclasses.replace(config(), record_wire="wire")) == "record_wire needs them on the host"
+    ids = dataclasses.replace(config(), record="record.afore", record_ids=True)
+    assert rows_apart(ids, 1, everywhere) == "record_ids needs them on the host"
+    assert rows_apart(config(name="cpu", attention=2)) == "attention is on CPUs"
+
+
 def test_a_group_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"device\.group: nccl cannot be: several of them share GPU 1"):
         group_of(config(ffn=3, gpus=(1, 2), group="nccl"), 3, everywhere, "")
