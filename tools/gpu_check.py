@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ SERVING_S = 60.0
 """What is kept for a part that waits for compiled kernels."""
 RESERVED = MappingProxyType({"serving": 110.0})
 """Seconds that earlier parts must leave to this one."""
+COMPILERS = ("cc", "gcc", "clang")
 LEAST_S = 5.0
 """A part that has less is not begun."""
 POLICY = "afore"
@@ -90,7 +92,6 @@ PARTS: Mapping[str, Part] = MappingProxyType(
             "The bundled model by 2 attention, 4 FFN and a prefill process that share the GPU by CUDA IPC, rows in its "
             "memory: tokens are those of transformers in float32 while experts move.",
             150,
-            ("triton",),
             compiled=True,
         ),
         "glm": Part(
@@ -101,7 +102,6 @@ PARTS: Mapping[str, Part] = MappingProxyType(
         "hosted": Part(
             "The same cluster with attention and prefill on CPUs: rows go up from host memory.",
             100,
-            ("triton",),
             compiled=True,
         ),
         "tests": Part("The tests that are marked gpu.", 90, ("pytest", "pytest-asyncio", "hypothesis", "triton")),
@@ -287,7 +287,10 @@ def describe_machine(found: Found) -> list[str]:
     """Lines that name it."""
     driver = f"driver for CUDA {found.driver_version // 1000}.{found.driver_version % 1000 // 10}"
     system = f"{platform.system()} {platform.release()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    return [system, driver, *[gpu.describe() for gpu in found.gpus]]
+    lines = [system, driver, *[gpu.describe() for gpu in found.gpus]]
+    if not any(map(shutil.which, COMPILERS)):
+        lines.append(f"no C compiler ({', '.join(COMPILERS)}): Triton needs one to launch its kernels")
+    return lines
 
 
 if __name__ == "__main__":

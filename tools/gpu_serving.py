@@ -10,6 +10,7 @@ import torch
 
 from afore.core.clock import WallClock
 from afore.core.config import BatchOptions, CostOptions, DeviceOptions, PlannerOptions, RunConfig
+from afore.core.errors import AforeError
 from afore.core.topology import Topology
 from afore.workers.device.cuda.driver import Driver, load_driver
 
@@ -114,15 +115,25 @@ async def decode_with_attention(driver: Driver, *, on_gpu: bool, prompts: int = 
 
 def run_serving() -> dict[str, Any]:
     """The bundled model by 2 attention, 4 FFN and a prefill process that share the GPU: rows stay in its memory."""
-    return serve("cuda", "cuda")
+    return serve_somehow("cuda")
 
 
 def run_hosted() -> dict[str, Any]:
     """The same with attention and prefill on CPUs: rows go up to the FFN workers."""
-    return serve("cuda", "cpu")
+    return serve_somehow("cpu")
 
 
-def serve(name: Literal["cpu", "cuda"], attention: Literal["cpu", "cuda"]) -> dict[str, Any]:
+def serve_somehow(attention: Literal["cpu", "cuda"]) -> dict[str, Any]:
+    """Serves with the kernels that are measured to be the fastest; where that cannot be, with torch's, and says so."""
+    try:
+        return serve("cuda", attention)
+    except AforeError as error:
+        return {**serve("cuda", attention, kernels="torch"), "not_by_our_kernels": str(error)}
+
+
+def serve(
+    name: Literal["cpu", "cuda"], attention: Literal["cpu", "cuda"], *, kernels: Literal["auto", "torch"] = "auto"
+) -> dict[str, Any]:
     """Serves prompts while experts move; raises where tokens are not those of transformers, or nothing moved."""
     from afore.cluster import Cluster, complete_all
     from afore.models.bundle import bundled_model_path, bundled_prompts
@@ -131,7 +142,7 @@ def serve(name: Literal["cpu", "cuda"], attention: Literal["cpu", "cuda"]) -> di
 
     config = RunConfig(
         topology=Topology(attention=2, ffn=4),
-        device=DeviceOptions(name=name, attention=attention),
+        device=DeviceOptions(name=name, attention=attention, kernels=kernels),
         planner=PlannerOptions(tile_tokens=16),
         costs=CostOptions(tile_us=1000.0, copy_us=1.0, window_us=10_000.0, adapt=False),
         batch=BatchOptions(max_num_seqs=32, kv_blocks=KV_BLOCKS),
@@ -154,6 +165,7 @@ def serve(name: Literal["cpu", "cuda"], attention: Literal["cpu", "cuda"]) -> di
         "pairs_on_replicas": stats["counters"].get("replica_pairs", 0),
         "topology": config.topology.describe(),
         "attention_on": attention,
+        "kernels": kernels,
     }
 
 
