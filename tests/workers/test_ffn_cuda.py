@@ -30,6 +30,7 @@ from afore.workers.device.cuda.places import ROWS, ROWS_NBYTES
 from afore.workers.device.cuda.probe import gpu_of
 from afore.workers.ffn_cuda import CudaFfn
 from afore.workers.gpu_rows import GpuRows, OpenedRows
+from afore.workers.group.base import Meet
 from tests.workers.device.cuda.fake_driver import FakeCalls
 from tests.workers.device.cuda.fake_machine import Machine
 from tests.workers.device.cuda.fake_types import CUresult
@@ -213,6 +214,42 @@ async def test_rows_that_never_leave_the_gpu(gpus: int) -> None:
 async def test_aborted_targets_leave_nothing_behind_in_gpu_memory() -> None:
     rig, _ = await served(3, RandomPlans(SHAPE, 3), machine(), "aborts", on_gpu=True)
     assert any(epoch.sequencer.counts.skipped for epoch in rig.epochs)
+
+
+class Gathering(FakeGpuFfn):
+    """Comes together with the others, and then reads all rows by itself."""
+
+    met: tuple[str, int] = ("", 0)
+
+    @property
+    def meets(self) -> bool:
+        return True
+
+    async def join(self, meet: Meet, *, rank: int, epoch: int, listen_at: str) -> None:
+        self.met = await meet(4711 if rank == 0 else None)
+        assert listen_at == ("127.0.0.1" if rank == 0 else "")
+
+
+@pytest.mark.slow
+async def test_workers_are_told_where_they_come_together() -> None:
+    experts = RandomExperts(SHAPE)
+    processes = [FakeCalls(machine()) for _ in range(SHAPE.ffn)]
+    for calls in processes[1:]:
+        calls.machine = processes[0].machine
+    rig = Rig(SHAPE, LoopbackNetwork(WallClock()), 4, configured(attention="cpu", group="direct"))
+    rig.expert = experts.out
+    made: list[Gathering] = []
+
+    def make(ctx: RoleContext) -> Gathering:
+        made.append(Gathering(ctx, rig, processes[ctx.rank], experts))
+        return made[-1]
+
+    await rig.open(make)
+    try:
+        await rig.serve(NoPlans())
+    finally:
+        await rig.close()
+    assert [parts.met for parts in made] == [("127.0.0.1", 4711)] * SHAPE.ffn
 
 
 def test_a_row_without_a_handle_is_a_typed_error() -> None:
