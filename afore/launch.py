@@ -75,6 +75,11 @@ def _run(argv: Sequence[str] | None) -> int:
     started_ns = WallClock().now_ns()
     arguments = prepared(argv)
     options, config = parse(arguments)
+    from afore.core.topology import ATTENTION, FFN, PREFILL
+    from afore.workers.device.cuda.probe import require_gpus
+
+    if options.role is None or {ATTENTION, FFN, PREFILL} & set(options.roles):
+        require_gpus(config)  # before anything is compiled, which takes minutes on a fresh machine
     if options.role is not None:
         return _run_roles(options, config, given_keys(arguments))
     prompts: tuple[Prompt, ...] = ()

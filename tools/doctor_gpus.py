@@ -16,10 +16,29 @@ BATCHED: Final = 13000
 """Driver version from which copies are handed over in batches."""
 
 
+def _nccl_missing() -> str:
+    """Only where there are GPUs: it loads torch."""
+    from afore.workers.group.collective import nccl_missing
+
+    return nccl_missing()
+
+
+def _group(count: int, missing: str) -> Check:
+    """By which group FFN workers would get their rows."""
+    shared = "workers that share a GPU read rows where attention workers have them (ipc)"
+    if count < 2:
+        return Check("gpu group", "ok", f"{shared}; nccl needs a GPU for each worker")
+    if missing:
+        mend = "install torch for CUDA; until then each worker reads all rows"
+        return Check("gpu group", "warn", f"{shared}; nccl between GPUs is missing: {missing}", mend)
+    return Check("gpu group", "ok", f"{shared}; with a GPU each they exchange them (nccl)")
+
+
 def check_gpus(
     find: Callable[[], Found] = find_gpus,
     driver: Path = DRIVER,
     installed: Callable[[str], object] = importlib.util.find_spec,
+    nccl_missing: Callable[[], str] = _nccl_missing,
 ) -> list[Check]:
     """The GPUs that FFN workers could use. None is no mistake: everything runs on CPUs."""
     try:
@@ -35,6 +54,7 @@ def check_gpus(
     if installed("triton") is None:
         mend = "install torch for CUDA, which brings triton along, or use --device.kernels torch"
         checks.append(Check("gpu kernels", "warn", "triton is not installed", mend))
+    checks.append(_group(len(found.gpus), nccl_missing()))
     apart = [
         f"{gpu.ordinal} and {peer.ordinal}"
         for gpu in found.gpus

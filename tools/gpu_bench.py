@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from afore.core.errors import HostError
 from afore.models.expert_form import SILU_GATED
 from afore.workers.device.cuda.device import torch_streams
 from afore.workers.device.cuda.driver import Driver, Span, load_driver
@@ -41,6 +42,9 @@ class Bench:
     def open(cls) -> Bench:
         """This machine's first GPU. Raises ``HostError``."""
         driver = load_driver(name="gpu")
+        if not torch.cuda.is_available():
+            problem = f"torch {torch.__version__} was built without CUDA, or for a newer driver"
+            raise HostError("GPU", problem, "install a torch for this driver's CUDA")
         torch.cuda.set_device(0)
         return cls(driver, triton_implementation())
 

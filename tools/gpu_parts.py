@@ -5,8 +5,6 @@ A part raises where something is wrong; what it returns are findings with units 
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import json
 import subprocess
 import sys
@@ -21,13 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from afore.core.config import BatchOptions, CostOptions, DeviceOptions, PlannerOptions, RunConfig
-from afore.core.topology import Topology
 from afore.tools.calibrate.gpu import COPIES, TILES, calibrate, open_device, versions
 from afore.tools.ending import end_with
 from afore.tools.gpu_bench import GLM_AIR, Bench, ExpertSize, Layer
 from afore.tools.gpu_exact import check_experts, check_partition
 from afore.tools.gpu_measure import copy_times, overlap, tile_times
+from afore.tools.gpu_serving import run_attention, run_group, run_hosted, run_serving
 from afore.workers.cuda_store import SHARED_NBYTES
 from afore.workers.device.cuda.driver import IPC_HANDLE_NBYTES, Span, load_driver
 
@@ -129,54 +126,6 @@ def run_glm() -> dict[str, Any]:
     return found
 
 
-def run_serving(device: str = "cuda") -> dict[str, Any]:
-    """The bundled model by 2 attention and 4 FFN processes that share the GPU: tokens are those of transformers in float32."""
-    from afore.cluster import Cluster, complete_all
-    from afore.models.bundle import bundled_model_path, bundled_prompts
-    from afore.models.reference import Reference
-    from afore.models.tokenizer import Tokenizer
-
-    tokens, margin = 12, 1e-4
-    config = RunConfig(
-        topology=Topology(attention=2, ffn=4),
-        device=DeviceOptions(name="cuda" if device == "cuda" else "cpu"),
-        planner=PlannerOptions(tile_tokens=16),
-        costs=CostOptions(tile_us=1000.0, copy_us=1.0, window_us=10_000.0, adapt=False),
-        batch=BatchOptions(max_num_seqs=32),
-    )
-    tokenizer = Tokenizer(bundled_model_path())
-    prompts = [tokenizer.encode(prompt.prompt) for prompt in bundled_prompts()][:16]
-
-    async def serve(config: RunConfig) -> tuple[list[list[int]], dict[str, Any]]:
-        async with Cluster.start(config.topology, config=config) as cluster:
-            outputs = await complete_all(cluster, prompts, max_new_tokens=tokens)
-            return [[token.id for token in output] for output in outputs], await cluster.stats()
-
-    ours, stats = asyncio.run(serve(config))
-    reference = Reference(bundled_model_path())
-    exact, ties, wrong = 0, 0, []
-    for index, (prompt, mine) in enumerate(zip(prompts, ours, strict=True)):
-        difference = reference.first_difference(prompt, mine, reference.generate(prompt, tokens))
-        exact += difference is None
-        if difference is not None and difference.margin < margin:
-            ties += 1
-        elif difference is not None:
-            wrong.append(f"prompt {index}: {difference}")
-    if wrong:
-        raise RuntimeError(f"{len(wrong)} of {len(prompts)} answers are not transformers': {'; '.join(wrong[:3])}")
-    if not stats["migration"]["copies"]:
-        raise RuntimeError("no expert was copied, so nothing was shown of copies")
-    return {
-        "prompts": len(prompts),
-        "tokens_each": tokens,
-        "exact": exact,
-        f"ties_below_{margin:g}_of_a_logit": ties,
-        "experts_copied": stats["migration"]["copies"],
-        "pairs_on_replicas": stats["counters"].get("replica_pairs", 0),
-        "topology": dataclasses.replace(config.topology).describe(),
-    }
-
-
 def run_tests() -> dict[str, Any]:
     """The tests that are marked ``gpu``. Warnings of libraries that the project has not met are none of theirs."""
     root = Path(__file__).resolve().parent.parent
@@ -207,7 +156,10 @@ PARTS: Mapping[str, Callable[[], dict[str, Any]]] = MappingProxyType(
         "calibration": run_calibration,
         "overlap": run_overlap,
         "glm": run_glm,
+        "group": run_group,
+        "attention": run_attention,
         "serving": run_serving,
+        "hosted": run_hosted,
         "tests": run_tests,
     }
 )

@@ -33,6 +33,8 @@ F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 Inputs = tuple[F32, I32, F32]
 """hidden [T, D], ids [T, K], weights [T, K]."""
+Part = tuple[int, int]
+"""Which rows of a target a reply has: the first, and how many."""
 
 _EPOCH_WORD = INPUT_HEADER.offsets["epoch"] // WORD
 _TOKENS_WORD = INPUT_HEADER.offsets["tokens"] // WORD
@@ -239,11 +241,16 @@ class ReplyBuffer:
         """Writable partial rows [tokens, D]."""
         return self._rows_TD[:tokens]
 
-    def pack(self, target: Target, tokens: int) -> memoryview:
-        """Header and trailer around the first ``tokens`` rows: the bytes to write at ``reply_offset``."""
-        assert 0 <= tokens <= self._layout.max_tokens
-        REPLY_HEADER.pack_into(self._bytes, 0, target.word(), self._epoch, tokens, self._worker)
-        trailer = self._layout.reply_trailer_offset(tokens)
+    def pack(self, target: Target, tokens: int, part: Part | None = None, *, here: bool = True) -> memoryview:
+        """Header and trailer around the rows of ``part``, by default all ``tokens``: the bytes to write at ``reply_offset``.
+
+        ``here`` False: the rows lie elsewhere, and nothing is between the two.
+        """
+        first, count = part or (0, tokens)
+        assert 0 <= first <= first + count <= tokens <= self._layout.max_tokens
+        rows = count if here else 0
+        REPLY_HEADER.pack_into(self._bytes, 0, target.word(), self._epoch, tokens, self._worker, first, count, rows)
+        trailer = self._layout.reply_trailer_offset(rows)
         REPLY_TRAILER.pack_into(self._bytes, trailer, target.word(), self._epoch)
         return self._bytes[: trailer + REPLY_TRAILER.nbytes]
 
@@ -274,23 +281,28 @@ class Replies:
             for m in range(layout.num_microbatches)
         )
 
-    def take(self, microbatch: int, worker: int, target: Target, tokens: int) -> F32 | None:
-        """A view of the partial rows [tokens, D] of ``worker`` once both ends of its slot name ``target``; None before.
+    def take(self, microbatch: int, worker: int, target: Target, tokens: int) -> tuple[Part, F32] | None:
+        """The part of the target's rows that ``worker`` has replied, and a view of it [count, D], or of no rows where they lie in
+        a GPU's memory; once both ends of its slot name ``target``, None before.
 
         The bell REPLY says that the bytes between the ends have landed; the ends alone do not, where bytes land in any order.
         The view is valid until this worker writes its next target of the microbatch. Raises ``WireError`` for a reply to
         ``target`` of another number of rows.
         """
         base, layout = self._layout.reply_offset(microbatch, worker), self._layout
-        word, epoch, its_tokens, its_worker = REPLY_HEADER.unpack_from(self._bytes, base)
+        word, epoch, its_tokens, its_worker, first, count, here = REPLY_HEADER.unpack_from(self._bytes, base)
         if word != target.word() or epoch != self._epoch or its_worker != worker:
+            return None
+        if here > layout.max_tokens:
+            return None
+        trailer = REPLY_TRAILER.unpack_from(self._bytes, base + layout.reply_trailer_offset(here))
+        if trailer != (word, epoch):
             return None
         if its_tokens != tokens:
             raise WireError(f"ffn-{worker}", f"replied {its_tokens} rows to {target}, which has {tokens}")
-        trailer = REPLY_TRAILER.unpack_from(self._bytes, base + layout.reply_trailer_offset(tokens))
-        if trailer != (word, epoch):
-            return None
-        return self._rows[microbatch][worker][:tokens]
+        if first + count > tokens or here not in (0, count):
+            raise WireError(f"ffn-{worker}", f"replied rows {first} to {first + count} of {tokens} to {target}")
+        return (first, count), self._rows[microbatch][worker][:here]
 
 
 class ReuseGuard:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-RECORDS_VERSION: Final = 2
+RECORDS_VERSION: Final = 3
 """Raised with every change in this file; a region of another version is refused."""
 
 CACHE_LINE: Final = 64
@@ -168,7 +168,11 @@ INPUT_HEADER: Final = Record(("target", "Q"), ("epoch", "Q"), ("tokens", "Q"))
 MIRROR_HEADER: Final = Record(("first", "Q"), ("target", "Q"), ("epoch", "Q"), ("tokens", "Q"), ("last", "Q"))
 """What an attention worker writes of it into another node's mirror. ``first`` and ``last``: the number of this write into the slot,
 from 1; where they are not both the number of the notification, a later write is landing."""
-REPLY_HEADER: Final = Record(("target", "Q"), ("epoch", "Q"), ("tokens", "I"), ("worker", "I"))
+REPLY_HEADER: Final = Record(
+    ("target", "Q"), ("epoch", "Q"), ("tokens", "I"), ("worker", "I"), ("first", "I"), ("count", "I"), ("here", "I")
+)
+"""``tokens``: rows of the target; of these the reply has ``count``, from ``first`` on; ``here`` of them lie behind the header (all,
+or none where they lie in a GPU's memory)."""
 REPLY_TRAILER: Final = Record(("target", "Q"), ("epoch", "Q"))
 """Right behind the rows (aligned to 8): both ends name the target."""
 HIDDEN_DTYPE: Final[np.dtype[np.float32]] = np.dtype("<f4")

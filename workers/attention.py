@@ -12,8 +12,10 @@ scheduler and to every FFN worker; then serve until the hub says stop. Four loop
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from afore.core import control
 from afore.core.config import RunConfig
@@ -26,16 +28,20 @@ from afore.scheduler.policies.registry import policy_wants_predictions
 from afore.transport.api import Lane, Region
 from afore.transport.bells import BellKind, decode
 from afore.transport.crew import crew, reporting
-from afore.transport.exchange import Replies
+from afore.transport.exchange import ExchangeLayout, Replies
 from afore.transport.layouts import layouts_for
 from afore.transport.session import HUB, Directory, HubSession, RoleContext
 from afore.workers.compute import Compute
+from afore.workers.device.cuda.places import ROWS, ROWS_NBYTES
 from afore.workers.ids_record import IdsRecord, ids_record
 from afore.workers.kv_layout import kv_layout
 from afore.workers.kv_pool import KvPool
 from afore.workers.outbound import Doors, Outbound
 from afore.workers.predictions import predictions_by
+from afore.workers.replies import PendingReplies
 from afore.workers.steps import Steps
+
+_log = logging.getLogger(__name__)
 
 REPLY_PATIENCE = 1.5
 """Of ``times.step_s``: the engine, which sees every participant, shall name who is late before one that waits for them gives up."""
@@ -58,6 +64,47 @@ class AttentionWeights(Protocol):
         ...
 
 
+@runtime_checkable
+class OnDevice(Protocol):
+    """Weights that lie on a device of their own, which computes and holds rows and cache."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def rows_apart(self, config: RunConfig) -> str:
+        """Why rows cannot lie where FFN workers open them; empty where they can."""
+        ...
+
+    def exchange(self, layout: ExchangeLayout, buffer: memoryview | None) -> None:
+        """The epoch's exchange, before ``open``. ``buffer``: region of the handle; None: rows go through host memory."""
+        ...
+
+    def compute(self, ctx: RoleContext) -> Compute:
+        """Where the model's pieces run."""
+        ...
+
+    def sum_rows(self, replies: PendingReplies) -> Any:
+        """The routed sum of a target, as ``combine`` takes it."""
+        ...
+
+    def take_up(self, blocks: Sequence[int]) -> None:
+        """A prompt's keys and values have come into the cache's region."""
+        ...
+
+    def close(self) -> None:
+        """Nothing of an epoch is under way any more. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """Weights that were read for a device, and go there once the role knows where it is."""
+
+    def place(self, ctx: RoleContext, stack: AsyncExitStack) -> AttentionWeights:
+        """Puts them there; ``stack`` closes the device. Raises ``HostError``."""
+        ...
+
+
 class AttentionWorld(Protocol):
     """What differs between real and virtual time for this role."""
 
@@ -70,9 +117,11 @@ async def serve(ctx: RoleContext, world: AttentionWorld) -> None:
     """Runs the role until the hub stops it. Raises the ``AforeError`` that ended it, after telling the hub."""
     async with reporting(ctx), AsyncExitStack() as stack:
         weights = world.load_attention(ctx.config, ctx.rank)
+        if isinstance(weights, Placed):
+            weights = weights.place(ctx, stack)
         await ctx.hub.send(control.Loading(weights.tensors, weights.tensors))
         await ctx.hub.send(control.Loaded(weights.nbytes))
-        regions = _Regions(ctx, weights.spec, stack)
+        regions = _Regions(ctx, weights, stack)
         ids = ids_record(ctx.config, weights.spec, ctx.rank)
         if ids is not None:
             stack.callback(ids.close)
@@ -91,17 +140,27 @@ class _Regions:
     kv: Region
     """Its KV storage, which prefill workers write."""
 
-    def __init__(self, ctx: RoleContext, spec: ModelSpec, stack: AsyncExitStack) -> None:
+    def __init__(self, ctx: RoleContext, weights: AttentionWeights, stack: AsyncExitStack) -> None:
         self._ctx = ctx
+        self._weights = weights
         self._stack = stack
-        self.layouts = layouts_for(ctx.config, spec)
-        self.kv_layout = kv_layout(ctx.config, spec)
+        self.layouts = layouts_for(ctx.config, weights.spec)
+        self.kv_layout = kv_layout(ctx.config, weights.spec)
 
     def register(self, epoch: int, members: tuple[control.Member, ...]) -> dict[str, Region]:
         """New regions, by label."""
         self.exchange = self._new("exchange", self.layouts.exchange.nbytes)
         self.kv = self._new("kv", self.kv_layout.nbytes)
-        return {"exchange": self.exchange, "kv": self.kv}
+        regions = {"exchange": self.exchange, "kv": self.kv}
+        if isinstance(self._weights, OnDevice):
+            self._stack.callback(self._weights.close)
+            apart = self._weights.rows_apart(self._ctx.config)
+            if not apart:
+                regions[ROWS] = self._new(ROWS, ROWS_NBYTES)
+            else:
+                _log.info("%s sends rows through host memory: %s", self._ctx.name, apart)
+            self._weights.exchange(self.layouts.exchange, None if apart else regions[ROWS].buffer)
+        return regions
 
     def _new(self, label: str, nbytes: int) -> Region:
         region = self._ctx.fabric.register(nbytes, label=f"{self._ctx.name}-{label}")
@@ -140,9 +199,10 @@ async def _connect(
     )
     pool = KvPool(BlockAllocator(regions.kv_layout.num_blocks), block_tokens=regions.kv_layout.block_tokens)
     freed = asyncio.Event()
+    device = weights if isinstance(weights, OnDevice) else None
     steps = Steps(
         model=weights.open(regions.kv_layout, regions.kv.buffer),
-        compute=world.compute(ctx),
+        compute=world.compute(ctx) if device is None else device.compute(ctx),
         pool=pool,
         outbound=outbound,
         replies=Replies(regions.exchange.buffer, regions.layouts.exchange, directory.epoch),
@@ -152,8 +212,10 @@ async def _connect(
         unpinned=freed.set,
         predictions=predictions_by(predictor, weights.spec),
         ids=ids,
+        sum_rows=PendingReplies.sum_TD if device is None else device.sum_rows,
     )
-    return Epoch(ctx.hub, regions.exchange, regions.kv, pool, steps, freed, ids)
+    take_up = None if device is None else device.take_up
+    return Epoch(ctx.hub, regions.exchange, regions.kv, pool, steps, freed, ids, take_up)
 
 
 class Epoch:
@@ -168,7 +230,10 @@ class Epoch:
         steps: Steps,
         freed: asyncio.Event,
         ids: IdsRecord | None = None,
+        take_up: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
+        """``take_up`` hears the blocks of a prompt that has come, before anybody else does."""
+        self._take_up = take_up
         self._hub = hub
         self._exchange = exchange
         self._kv = kv
@@ -232,4 +297,6 @@ class Epoch:
                 request = self._pool.arrived(arrived.value) if arrived.kind is BellKind.KV else None
                 self._freed.set()
                 if request is not None:
+                    if self._take_up is not None:
+                        self._take_up(self._pool.blocks(request))
                     await self._hub.send(control.KvReady(request))

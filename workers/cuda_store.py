@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from afore.core.errors import HostError
+from afore.core.errors import HostError, WireError
 from afore.core.slots import EMPTY, StoreLayout
 from afore.core.topology import FFN, member_name
 from afore.workers.device.cuda.copies import SpanCopy
@@ -23,6 +23,7 @@ from afore.workers.device.cuda.driver import Driver, Span
 from afore.workers.device.cuda.errors import CudaError
 from afore.workers.device.cuda.ipc import HandleTable, OpenedMemory
 from afore.workers.device.cuda.memory import DeviceMemory, address_of
+from afore.workers.device.cuda.pinned import PinnedRegions
 from afore.workers.experts import ExpertRow, Progress, Reader, primary_row
 from afore.workers.store_shape import StoreShape
 
@@ -34,9 +35,49 @@ LayerBiases = tuple[torch.Tensor, torch.Tensor] | None
 """gate_up [S, 2I] and down [S, D]."""
 
 
-def region_nbytes(shape: StoreShape) -> int:
-    """Bytes of the region in host memory."""
-    return HandleTable.nbytes(shape.num_layers)
+def region_nbytes(shape: StoreShape, *, readable: bool = False) -> int:
+    """Bytes of the region in host memory. ``readable``: workers of other machines read primaries out of it."""
+    return HandleTable.nbytes(shape.num_layers) + (shape.nbytes if readable else 0)
+
+
+def handles(buffer: memoryview, shape: StoreShape) -> memoryview:
+    """The table in a region, which stands behind the weights where there are any."""
+    return buffer[buffer.nbytes - region_nbytes(shape) :]
+
+
+class FarPeer:
+    """Primaries of a worker of another machine, in host memory of this one, where they are before a copy names them."""
+
+    staged = False
+
+    def __init__(
+        self, buffer: memoryview, shape: StoreShape, layout: StoreLayout, driver: Driver, drain: Callable[[], None]
+    ) -> None:
+        """``buffer``: memory laid out as the peer's region. Raises ``WireError`` for one without weights."""
+        name = member_name(FFN, layout.rank)
+        if buffer.nbytes < region_nbytes(shape, readable=True):
+            raise WireError(
+                name,
+                "its experts cannot be read from other machines",
+                "name the machines in topology.nodes on every one of them",
+            )
+        self.shape = shape
+        self.layout = layout
+        self._drain = drain
+        self._pinned = PinnedRegions(driver)
+        self._at = int(np.frombuffer(buffer, dtype=np.uint8).ctypes.data)
+        if not self._pinned.add(buffer):
+            _log.warning("experts of %s come from memory that cannot be pinned: %s", name, self._pinned.reason)
+
+    def spans(self, layer: int, expert: int) -> list[tuple[int, int]]:
+        """(address, bytes) of a primary. Raises ``SlotError`` when that worker does not own it."""
+        *parts, _checksum = self.shape.primary_spans(layer, primary_row(self.layout, expert))
+        return [(self._at + offset, nbytes) for offset, nbytes in parts]
+
+    def close(self) -> None:
+        """Once no copy reads it any more. Idempotent."""
+        self._drain()
+        self._pinned.close()
 
 
 class CudaPeer:
@@ -62,7 +103,13 @@ class CudaPeer:
         self.layout = layout
         self._drain = drain
         self._name = member_name(FFN, layout.rank)
-        table = HandleTable.read(buffer, self._name, shape.num_layers)
+        if buffer.nbytes < region_nbytes(shape):
+            raise WireError(
+                self._name,
+                "it has published no GPU memory",
+                "start every FFN worker with --device cuda, on one machine",
+            )
+        table = HandleTable.read(handles(buffer, shape), self._name, shape.num_layers)
         self._driver = driver
         self._borrowed = -1
         """GPU whose context was opened here only to reach its memory."""
@@ -119,7 +166,10 @@ class CudaPeer:
 
 
 class CudaStore:
-    """This worker's experts on its GPU. ``buffer``: its region, ``region_nbytes`` long. ``stream``: where loading is enqueued."""
+    """This worker's experts on its GPU. ``buffer``: its region, ``region_nbytes`` long. ``stream``: where loading is enqueued.
+
+    Where the region has room for weights, primaries stand there too, for workers of other machines.
+    """
 
     def __init__(
         self,
@@ -150,7 +200,10 @@ class CudaStore:
         self._staging = 0
         self._content = [[(EMPTY, EMPTY)] * shape.num_redundant for _ in range(shape.num_layers)]
         allocations = [(base, room) for base in self._bases]
-        HandleTable.export(driver, gpu, allocations, process).write(buffer)
+        self._readable = None
+        if buffer.nbytes >= region_nbytes(shape, readable=True):
+            self._readable = np.frombuffer(buffer, dtype=np.uint8)
+        HandleTable.export(driver, gpu, allocations, process).write(handles(buffer, shape))
 
     def load(self, reader: Reader, progress: Progress | None = None) -> None:
         """Fills all primaries."""
@@ -168,6 +221,7 @@ class CudaStore:
             for layer in range(self.shape.num_layers):
                 for index, expert in enumerate(primaries):
                     reader(layer, expert, row)
+                    self._keep_readable(layer, index, row)
                     targets = row_spans(self.shape, self._bases[layer], layer, index)
                     self._driver.copy(
                         [Span(to, at, nbytes) for (to, nbytes), (at, _) in zip(targets, spans, strict=True)],
@@ -179,12 +233,18 @@ class CudaStore:
         finally:
             self._driver.destroy_event(event)
 
+    def _keep_readable(self, layer: int, index: int, row: ExpertRow) -> None:
+        if self._readable is not None:
+            *offsets, _checksum = self.shape.primary_spans(layer, index)
+            for part, (offset, nbytes) in zip(row.parts, offsets, strict=True):
+                self._readable[offset : offset + nbytes] = part.reshape(-1).view(np.uint8)
+
     def content(self, layer: int, slot: int) -> tuple[int, int]:
         """(expert, generation) of the last copy that was enqueued into a redundant slot; ``EMPTY`` before any."""
         return self._content[layer][slot]
 
     def copy_closure(
-        self, layer: int, expert: int, slot: int, source: CudaPeer, generation: int = 0
+        self, layer: int, expert: int, slot: int, source: CudaPeer | FarPeer, generation: int = 0
     ) -> tuple[int, Callable[[], None]]:
         """(bytes, what copies them): see ``Store``. The closure is a ``SpanCopy`` for the device's stream."""
         row = self.layout.redundant_row(slot)
@@ -200,6 +260,7 @@ class CudaStore:
     def close(self) -> None:
         """Drops all views; the memory is freed with the worker's. Idempotent."""
         self.gate_up = self.down = self.biases = ()
+        self._readable = None
 
     def _issued(self, layer: int, slot: int, expert: int, generation: int) -> None:
         self._content[layer][slot] = (expert, generation)

@@ -34,6 +34,9 @@ class CudaStaging(Staging):
         "device_ids_TK",
         "device_out_TD",
         "device_weights_TK",
+        "hidden_now_TD",
+        "ids_now_TK",
+        "out_now_TD",
         "pair_P",
         "place_P",
         "plan_X",
@@ -41,6 +44,7 @@ class CudaStaging(Staging):
         "summary_X",
         "summary_host_X",
         "tokens",
+        "weights_now_TK",
     )
 
     def __init__(
@@ -61,6 +65,11 @@ class CudaStaging(Staging):
         self.device_ids_TK = memory.tensor((max_tokens, top_k), torch.int32)
         self.device_weights_TK = memory.tensor((max_tokens, top_k), torch.float32)
         self.device_out_TD = memory.tensor((max_tokens, hidden_size), torch.float32)
+        self.hidden_now_TD: torch.Tensor
+        self.ids_now_TK: torch.Tensor
+        self.weights_now_TK: torch.Tensor
+        self.out_now_TD: torch.Tensor
+        self.use_room(0)
         self.pair_P = memory.tensor((places,), torch.int32).zero_()
         self.place_P = memory.tensor((places,), torch.int32).fill_(-1)
         self.plan_X = memory.tensor((plan_words(num_experts),), torch.int32)
@@ -69,6 +78,23 @@ class CudaStaging(Staging):
         self.summary_host_X: I32 = memory.pinned((num_rows + 3,), np.int32)
         start_S1: I32 = self.summary_host_X[: num_rows + 1]
         self.pairs = Pairs(token_P=_NOTHING, k_P=_NOTHING, start_S1=start_S1, expert_S=_NOTHING)
+
+    def use_room(self, tokens: int) -> None:
+        """The current target has ``tokens`` rows, which lie in this room."""
+        self.use(
+            self.device_hidden_TD[:tokens],
+            self.device_ids_TK[:tokens],
+            self.device_weights_TK[:tokens],
+            self.device_out_TD[:tokens],
+        )
+
+    def use(
+        self, hidden_TD: torch.Tensor, ids_TK: torch.Tensor, weights_TK: torch.Tensor, out_TD: torch.Tensor
+    ) -> None:
+        """The current target's rows lie there, and its partial rows go there: in this room, or in an attention worker's memory."""
+        self.tokens = hidden_TD.shape[0]
+        self.hidden_now_TD, self.ids_now_TK, self.weights_now_TK = hidden_TD, ids_TK, weights_TK
+        self.out_now_TD = out_TD
 
     def settle(self) -> bool:
         """Once the target is done: reads its summary; whether its demand was another than planned.
@@ -121,9 +147,8 @@ class CudaTarget(TargetCompute):
             self._entry.demand_crc,
         )
         self._move(room.plan_X, room.plan_host_X)
-        ids_TK = room.device_ids_TK[: room.tokens]
         self._gpu_kernels.partition(
-            ids_TK, room.plan_X, layout.num_rows, self.num_primaries, room.pair_P, room.place_P, room.summary_X
+            room.ids_now_TK, room.plan_X, layout.num_rows, self.num_primaries, room.pair_P, room.place_P, room.summary_X
         )
         self._move(room.summary_host_X, room.summary_X)
 
@@ -132,15 +157,15 @@ class CudaTarget(TargetCompute):
         room, layer = self._room, self._entry.target.layer
         num_rows = self._store.layout.num_rows
         self._gpu_kernels.grouped_mlp(
-            room.device_hidden_TD[: room.tokens],
-            room.device_weights_TK[: room.tokens],
+            room.hidden_now_TD,
+            room.weights_now_TK,
             room.pair_P,
             room.place_P,
             room.summary_X[: num_rows + 1],
             self._store.gate_up[layer],
             self._store.down[layer],
             self._store.biases[layer],
-            room.device_out_TD[: room.tokens],
+            room.out_now_TD,
             self._store.shape.form,
         )
 

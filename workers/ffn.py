@@ -27,11 +27,13 @@ from afore.transport.ring import RingReader
 from afore.transport.ring_mirror import RingCopies
 from afore.transport.session import Directory, RoleContext
 from afore.workers.belfry import Belfry
+from afore.workers.device.cuda.places import ROWS
 from afore.workers.far_experts import FarStore
 from afore.workers.ffn_epoch import Epoch
 from afore.workers.ffn_regions import BELLS, INPUTS, RING, OwnRegions
 from afore.workers.ffn_worker import Worker, load_worker, worker_shapes
 from afore.workers.ffn_world import FfnWorld, Peer
+from afore.workers.group.meeting import MEETING, Meeting, host_of
 from afore.workers.group.shared import AttentionPeer, InputSource
 from afore.workers.reports import Reports
 
@@ -44,7 +46,7 @@ async def serve(ctx: RoleContext, world: FfnWorld) -> None:
             own: list[OwnRegions] = []
 
             def register(epoch: int, members: tuple[control.Member, ...]) -> dict[str, Region]:
-                own.append(OwnRegions(ctx, worker.spec, epoch, members, stack))
+                own.append(OwnRegions(ctx, worker.spec, epoch, members, stack, meets=worker.parts.meets))
                 return {**own[-1].regions, "experts": worker.region}
 
             directory = await ctx.hub.open_epoch(ctx.fabric, register)
@@ -91,9 +93,16 @@ async def connect(ctx: RoleContext, worker: Worker, own: OwnRegions, directory: 
             link, key = await directory.connect(FFN, rank, Lane.DATA), directory.key(FFN, rank, "experts")
             far_stores[rank] = FarStore(link, key, shape, layout, timeout_us=timeout_us)
             buffer = far_stores[rank].buffer
-        peer = worker.parts.peer(buffer, shape, layout)
+        make = worker.parts.far_peer if rank in far_stores else worker.parts.peer
+        peer = make(buffer, shape, layout)
         stack.callback(peer.close)
         peers_N.append(peer)
+    if worker.parts.meets:
+        towards = others if ctx.rank == 0 else []
+        doors = [(await directory.connect(FFN, r, Lane.CONTROL), directory.key(FFN, r, MEETING)) for r in towards]
+        host = host_of(ctx.fabric, nodes, ctx.config.topology.ffn) if ctx.rank == 0 else ""
+        meeting = Meeting(own.regions[MEETING], host, doors, timeout_us=ctx.config.times.join_s * 1e6)
+        await worker.parts.join(meeting.meet, rank=ctx.rank, epoch=directory.epoch, listen_at=host)
     group = worker.parts.group(
         rank=ctx.rank,
         epoch=directory.epoch,
@@ -103,6 +112,7 @@ async def connect(ctx: RoleContext, worker: Worker, own: OwnRegions, directory: 
                 link=await directory.connect(ATTENTION, a, Lane.DATA),
                 key=directory.key(ATTENTION, a, "exchange"),
                 inputs=inputs_of(a),
+                rows=mapped(ATTENTION, a, ROWS).buffer if ROWS in directory.keys[ATTENTION, a] else None,
             )
             for a in range(ctx.config.topology.attention)
         ],

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -17,27 +19,33 @@ from afore.core.target import Phase, Target
 from afore.models.config import ModelSpec
 from afore.transport.exchange import ExchangeLayout
 from afore.transport.session import RoleContext
-from afore.workers.cuda_store import CudaPeer, CudaStore, region_nbytes
+from afore.workers.cuda_store import CudaPeer, CudaStore, FarPeer, region_nbytes
 from afore.workers.cuda_target import CudaStaging, CudaTarget
+from afore.workers.device.cuda.choice import choose, default_file
 from afore.workers.device.cuda.device import CudaDevice
 from afore.workers.device.cuda.driver import Driver, load_driver
 from afore.workers.device.cuda.kernels import (
     CudaKernels,
     Implementation,
     check_tile,
-    torch_implementation,
-    triton_implementation,
+    ways_of,
 )
 from afore.workers.device.cuda.memory import DeviceMemory
+from afore.workers.device.cuda.places import ffn_together, group_of
 from afore.workers.device.cuda.probe import gpu_of
+from afore.workers.device.cuda.trial import Trial
 from afore.workers.experts import Store
 from afore.workers.ffn_world import load_from_checkpoint
-from afore.workers.group.hosted import HostedGroup
+from afore.workers.group.base import Meet
+from afore.workers.group.collective import Collective, nccl_missing
+from afore.workers.group.on_gpu import GpuGroup
 from afore.workers.group.shared import AttentionPeer
 from afore.workers.partition import compile_partition
 from afore.workers.sequencer import MakeCompute
 from afore.workers.staging import Staging
 from afore.workers.store_shape import StoreShape
+
+_log = logging.getLogger(__name__)
 
 WARM = PlanEntry(
     kind=EntryKind.PLAN,
@@ -72,8 +80,13 @@ class CudaFfn:
         on_gpu: bool = True,
         current: Current | None = None,
         process: int | None = None,
+        ways: Sequence[Implementation] = (),
     ) -> None:
-        """``process``: this one's number, where several are played in one. Raises ``ConfigError``, ``CudaError``."""
+        """``ways``: from which the fastest is chosen by measurement; ``implementation`` computes until then.
+
+        ``process``: this one's number, where several are played in one. Raises ``ConfigError``, ``CudaError``.
+        """
+        self._ways = tuple(ways) or (implementation,)
         check_tile(config.planner.tile_tokens)
         compile_partition()  # plans are checked on the host, and pairs are counted there for the feedback
         self._config = config
@@ -81,6 +94,11 @@ class CudaFfn:
         self._ordinal = ordinal
         self._process = process
         self._spec = spec
+        self._on_gpu = on_gpu
+        self._form, why = group_of(config, driver.device_count(), driver.can_reach, nccl_missing() if on_gpu else "")
+        _log.info("%s: group %s, because %s", name, self._form, why)
+        self._collective: Collective | None = None
+        """Joined, and not yet a group's."""
         self._device = CudaDevice(
             driver,
             clock,
@@ -111,8 +129,12 @@ class CudaFfn:
         driver = load_driver(name=ctx.name)
         ordinal = gpu_of(config.device.gpus, ctx.rank, driver.device_count())
         torch.cuda.set_device(ordinal)
-        implementation = torch_implementation() if config.device.kernels == "torch" else triton_implementation()
-        return cls(driver, ctx.clock, config, spec, implementation, name=ctx.name, ordinal=ordinal)
+        capability = (
+            driver.attribute("COMPUTE_CAPABILITY_MAJOR", ordinal),
+            driver.attribute("COMPUTE_CAPABILITY_MINOR", ordinal),
+        )
+        ways = ways_of(config.device.kernels, torch.float32, capability, (spec.hidden_size, spec.expert_size))
+        return cls(driver, ctx.clock, config, spec, ways[0], name=ctx.name, ordinal=ordinal, ways=ways)
 
     @property
     def device(self) -> CudaDevice:
@@ -122,8 +144,25 @@ class CudaFfn:
     def compute(self) -> MakeCompute:
         return partial(CudaTarget, driver=self._driver, stream=self._device.model_stream.handles.stream)
 
+    @property
+    def meets(self) -> bool:
+        return self._form == "nccl"
+
+    async def join(self, meet: Meet, *, rank: int, epoch: int, listen_at: str) -> None:
+        times = self._config.times
+        self._collective = await Collective.join(
+            meet,
+            backend="nccl" if self._on_gpu else "gloo",
+            rank=rank,
+            size=self._config.topology.ffn,
+            epoch=epoch,
+            timeout_s=max(times.join_s, 4 * times.step_s),
+            ordinal=self._ordinal if self._on_gpu else None,
+            listen_at=listen_at,
+        )
+
     def store_nbytes(self, shape: StoreShape) -> int:
-        return region_nbytes(shape)
+        return region_nbytes(shape, readable=not ffn_together(self._config))
 
     def store(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> CudaStore:
         gpu = self._driver.device_uuid(self._ordinal)
@@ -152,13 +191,37 @@ class CudaFfn:
                 num_rows=layout.num_rows,
                 num_experts=spec.num_experts,
             )
-            room.tokens = 1
+            room.use_room(1)
             for part in (room.device_hidden_TD, room.device_ids_TK, room.device_weights_TK):
                 part.zero_()
             compute = self.compute(WARM, room, self._device.kernels, store)
             compute.partition()
             compute.experts()
         self._device.drain()
+        self._choose(store)
+
+    def _choose(self, store: CudaStore) -> None:
+        """Finds the fastest kernels for targets of each size."""
+        kernels: CudaKernels = self._device.kernels
+        kept = self._config.device.kernels_file
+        trial = Trial(
+            self._driver,
+            self._memory,
+            self._device,
+            store,
+            top_k=self._spec.experts_per_token,
+            tile_tokens=self._config.planner.tile_tokens,
+        )
+        choice = choose(
+            self._ways,
+            trial.key(self._ordinal),
+            kernels.most_places,
+            trial.measure_us,
+            default_file() if kept is None else Path(kept),
+        )
+        kernels.ways = {way.name: way for way in self._ways}
+        kernels.choice = choice
+        _log.info("%s: experts by %s", self._device.name, choice.describe())
 
     def peer(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> CudaPeer:
         return CudaPeer(
@@ -172,20 +235,29 @@ class CudaFfn:
             process=self._process,
         )
 
+    def far_peer(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> FarPeer:
+        return FarPeer(buffer, shape, layout, self._driver, self._device.drain)
+
     def group(
         self, *, rank: int, epoch: int, layout: ExchangeLayout, peers_A: Sequence[AttentionPeer], timeout_us: float
-    ) -> HostedGroup:
-        return HostedGroup(
+    ) -> GpuGroup:
+        collective, self._collective = self._collective, None
+        group = GpuGroup(
             self._driver,
             self._memory,
-            self._device.model_stream.handles.stream,
+            self._device.model_stream,
             self._device.drain,
             rank=rank,
             epoch=epoch,
             layout=layout,
             peers_A=peers_A,
             timeout_us=timeout_us,
+            collective=collective,
+            process=self._process,
+            gpu=self._driver.device_uuid(self._ordinal),
         )
+        _log.info("%s has its rows by %s", self._device.name, group.name)
+        return group
 
     def staging(self, *, max_tokens: int, hidden_size: int, top_k: int, num_rows: int) -> Staging:
         with self._device.current_model_stream():

@@ -65,6 +65,8 @@ class EmulatedFfn(HostParts):
     def peer(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> TaggedPeer:
         return TaggedPeer(shape, layout)
 
+    far_peer = peer
+
     def group(
         self, *, rank: int, epoch: int, layout: ExchangeLayout, peers_A: Sequence[AttentionPeer], timeout_us: float
     ) -> SharedGroup:

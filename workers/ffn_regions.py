@@ -17,6 +17,7 @@ from afore.transport.nodes import Nodes
 from afore.transport.ring_mirror import RingMirror
 from afore.transport.session import RoleContext
 from afore.workers.belfry import Belfry
+from afore.workers.group.meeting import MEETING, MEETING_NBYTES
 from afore.workers.mirror_keeper import MirrorKeeper, Publish, input_bells, ring_bells
 
 BELLS, INPUTS, RING = "bells", "inputs", "ring"
@@ -27,9 +28,16 @@ class OwnRegions:
     """One epoch's; ``regions`` by label."""
 
     def __init__(
-        self, ctx: RoleContext, spec: ModelSpec, epoch: int, members: Sequence[control.Member], stack: ExitStack
+        self,
+        ctx: RoleContext,
+        spec: ModelSpec,
+        epoch: int,
+        members: Sequence[control.Member],
+        stack: ExitStack,
+        *,
+        meets: bool = False,
     ) -> None:
-        """Raises ``HostError``."""
+        """``meets``: the workers form a group that needs a place to come together at. Raises ``HostError``."""
         nodes = Nodes(ctx.fabric, {(m.role, m.rank): m.endpoint for m in members})
         layouts: Layouts = layouts_for(ctx.config, spec)
         self._ctx = ctx
@@ -37,6 +45,8 @@ class OwnRegions:
         self._publish: dict[str, dict[BellKind, Publish]] = {}
         self.regions: dict[str, Region] = {}
         self._register(BELLS, 64)
+        if meets:
+            self._register(MEETING, MEETING_NBYTES)
         if nodes.lead(ctx.rank) != ctx.rank:
             return
         mine = nodes.of(FFN, ctx.rank)

@@ -21,7 +21,7 @@ from afore.workers.device.base import Device
 from afore.workers.device.cpu import CpuDevice
 from afore.workers.experts import ExpertRow, ExpertStore, PeerStore, Reader, Store
 from afore.workers.flight import TargetCompute
-from afore.workers.group.base import Group
+from afore.workers.group.base import Group, Meet
 from afore.workers.group.shared import AttentionPeer, SharedGroup
 from afore.workers.sequencer import MakeCompute
 from afore.workers.staging import Staging
@@ -56,6 +56,19 @@ class FfnParts(Protocol):
         """A peer's store in its mapped region."""
         ...
 
+    def far_peer(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> Peer:
+        """A store of another node, in memory of this process into which it is read as it is needed."""
+        ...
+
+    @property
+    def meets(self) -> bool:
+        """Whether the workers have to come together (``join``) before there is a group."""
+        ...
+
+    async def join(self, meet: Meet, *, rank: int, epoch: int, listen_at: str) -> None:
+        """Returns once all workers of the epoch have. ``listen_at``: worker 0's own address. Raises ``TransportError``."""
+        ...
+
     def group(
         self, *, rank: int, epoch: int, layout: ExchangeLayout, peers_A: Sequence[AttentionPeer], timeout_us: float
     ) -> Group:
@@ -76,6 +89,10 @@ class HostParts:
     """What workers have in common whose rows lie in host memory."""
 
     compute: MakeCompute = TargetCompute
+    meets = False
+
+    async def join(self, meet: Meet, *, rank: int, epoch: int, listen_at: str) -> None:
+        """See ``FfnParts``: nobody needs to be met."""
 
     def staging(self, *, max_tokens: int, hidden_size: int, top_k: int, num_rows: int) -> Staging:
         """See ``FfnParts``."""
@@ -123,6 +140,8 @@ class CheckpointFfn(HostParts):
 
     def peer(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> PeerStore:
         return PeerStore(buffer, shape, layout)
+
+    far_peer = peer
 
     def group(
         self, *, rank: int, epoch: int, layout: ExchangeLayout, peers_A: Sequence[AttentionPeer], timeout_us: float

@@ -80,6 +80,10 @@ class KvPool:
         """Raises ``KeyError`` for a request that holds nothing."""
         return self._holdings[request].state
 
+    def blocks(self, request: int) -> tuple[int, ...]:
+        """Its blocks, in order. Raises ``KeyError`` for a request that holds nothing."""
+        return tuple(self._holdings[request].blocks)
+
     def choosers(self, requests: Sequence[int]) -> list[Chooser]:
         """How the requests' tokens are chosen."""
         return [self._holdings[request].chooser for request in requests]

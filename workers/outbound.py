@@ -104,7 +104,10 @@ class Outbound:
             offset = self._mirror_offsets_M[target.microbatch]
             for link, key in self._doors.mirrors:
                 await link.write(key, offset, packed, notify=bell, timeout_us=self._timeout_us)
-        if self._doors.bells:
+        if routed.in_place:
+            self._inputs.retract(target.microbatch)
+            self._inputs.publish(target, routed.hidden_TD.shape[0])
+        elif self._doors.bells:
             self._inputs.write(target, routed.hidden_TD, routed.ids_TK, routed.weights_TK)
         for link, key in self._doors.bells:
             await link.write(key, 0, b"", notify=bell, timeout_us=self._timeout_us)

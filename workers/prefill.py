@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from afore.core import control
 from afore.core.config import RunConfig
@@ -43,6 +43,24 @@ class PrefillWeights(Protocol):
     def tensors(self) -> int: ...
 
 
+@runtime_checkable
+class OnDevice(Protocol):
+    """Weights on a device of their own, which computes."""
+
+    def compute(self, ctx: RoleContext) -> Compute:
+        """Where the model's pieces run."""
+        ...
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """Weights that were read for a device, and go there once the role knows where it is."""
+
+    def place(self, ctx: RoleContext, stack: AsyncExitStack) -> PrefillWeights:
+        """Puts them there; ``stack`` closes the device. Raises ``HostError``."""
+        ...
+
+
 class PrefillWorld(Protocol):
     """What differs between real and virtual time for this role."""
 
@@ -55,11 +73,14 @@ async def serve(ctx: RoleContext, world: PrefillWorld) -> None:
     """Runs the role until the hub stops it. Raises the ``AforeError`` that ended it, after telling the hub."""
     async with reporting(ctx), AsyncExitStack() as stack:
         weights = world.load_prefill(ctx.config)
+        if isinstance(weights, Placed):
+            weights = weights.place(ctx, stack)
+        compute = weights.compute(ctx) if isinstance(weights, OnDevice) else world.compute(ctx)
         await ctx.hub.send(control.Loading(weights.tensors, weights.tensors))
         await ctx.hub.send(control.Loaded(weights.nbytes))
         directory = await ctx.hub.open_epoch(ctx.fabric, lambda epoch, members: {})
         stack.push_async_callback(directory.close)
-        epoch = await Epoch.connect(ctx, world.compute(ctx), weights.model, directory)
+        epoch = await Epoch.connect(ctx, compute, weights.model, directory)
         await ctx.hub.linked(directory.epoch)
         await epoch.serve()
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from afore.core import control
-from afore.core.demand import count_demand
+from afore.core.demand import DemandVector, count_demand
 from afore.core.errors import DeadlineExceeded, WireError
 from afore.core.target import Target
 from afore.core.topology import FFN, member_name
-from afore.models.attention import AttentionModel, Routed, StepBatch
+from afore.models.attention import F32, AttentionModel, Routed, StepBatch
 from afore.transport.exchange import Replies
 from afore.workers.choosing import choose_rows, logprobs_of_rows
 from afore.workers.compute import Compute
@@ -96,7 +96,9 @@ class Steps:
         unpinned: Callable[[], None],
         predictions: Predictions | None = None,
         ids: IdsRecord | None = None,
+        sum_rows: Callable[[PendingReplies], Any] = PendingReplies.sum_TD,
     ) -> None:
+        """``sum_rows``: the routed sum of a target whose replies are all there, as the model takes it."""
         self._model = model
         self._compute = compute
         self._pool = pool
@@ -108,6 +110,7 @@ class Steps:
         self._unpinned = unpinned
         self._predictions = predictions
         self._ids = ids
+        self._sum_rows = sum_rows
         self._flights: dict[int, _Flight] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -175,7 +178,7 @@ class Steps:
             routed = await run(
                 Work("attention", target, **size), partial(model.attend, state, target.layer), "attention"
             )
-            count = partial(count_demand, routed.ids_TK, model.spec.num_experts)
+            count = partial(_demand, routed, model.spec.num_experts)
             demand_E = await run(Work("gate", target, **size), count, "gate")
             flight.check()
             # 2. The demand goes first, on its own lane; 3. then the execution inputs.
@@ -191,7 +194,9 @@ class Steps:
             await self._all_replies(flight, replies)
             await run(Work("combine", target, **size), partial(self._combine, state, replies), "reduce")
             self._outbound.replied(target)
-        return await run(Work("sample", None, **size), partial(self._next_tokens, flight.work, state), "sample")
+        # The logits first: a device has them on the host only once it is awaited.
+        logits_TV = await run(Work("sample", None, **size), partial(model.logits, state), "sample")
+        return self._next_tokens(flight.work, logits_TV)
 
     async def _predict(
         self, predictions: Predictions, flight: _Flight, routed: Routed, state: Any, target: Target
@@ -214,10 +219,9 @@ class Steps:
         flight.check()
 
     def _combine(self, state: Any, replies: PendingReplies) -> None:
-        self._model.combine(state, replies.target.layer, replies.sum_TD())
+        self._model.combine(state, replies.target.layer, self._sum_rows(replies))
 
-    def _next_tokens(self, work: control.StepWork, state: Any) -> Chosen:
-        logits_TV = self._model.logits(state)
+    def _next_tokens(self, work: control.StepWork, logits_TV: F32) -> Chosen:
         choosers = self._pool.choosers(_requests(work))
         for chooser, row in zip(choosers, work.rows, strict=True):
             chooser.saw(row.token)
@@ -230,6 +234,11 @@ class Steps:
         tables_TB = self._pool.block_rows(_requests(work), num_blocks)
         tokens_T, positions_T = np.ascontiguousarray(rows_T2[:, 0]), np.ascontiguousarray(rows_T2[:, 1])
         return StepBatch(tokens_T, positions_T, tables_TB, microbatch=work.microbatch, step=work.step)
+
+
+def _demand(routed: Routed, num_experts: int) -> DemandVector:
+    """The rows' demand, which a device has counted already where it has the ids."""
+    return count_demand(routed.ids_TK, num_experts) if routed.demand_E is None else routed.demand_E
 
 
 def _requests(work: control.StepWork) -> list[int]:

@@ -169,14 +169,21 @@ class TimeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """The FFN workers' device."""
+    """The workers' devices."""
 
     name: Literal["cpu", "cuda", "emulated"] = "cpu"
-    """cpu and cuda compute; emulated charges time from a profile (virtual time)."""
+    """FFN workers: cpu and cuda compute; emulated charges time from a profile (virtual time)."""
+    attention: Literal["auto", "cpu", "cuda"] = "auto"
+    """Attention and prefill workers: auto follows name."""
     gpus: tuple[int, ...] = ()
-    """cuda: the GPUs that FFN workers take in turn, as nvidia-smi numbers them; empty: all that are visible."""
-    kernels: Literal["triton", "torch"] = "triton"
-    """cuda: what computes partition and experts; torch is for finding out whether the other one is wrong."""
+    """cuda: the GPUs that the workers of each role take in turn, as nvidia-smi numbers them; empty: all that are visible."""
+    group: Literal["auto", "direct", "nccl"] = "auto"
+    """cuda: how FFN workers get rows. direct: each reads all; nccl: each a part, which they exchange; auto: by where they are."""
+    kernels: Literal["auto", "triton", "grouped", "torch"] = "auto"
+    """cuda: what computes experts. auto measures those that apply and keeps what it found; torch computes the partition as well, to
+    find out whether our kernels are wrong."""
+    kernels_file: str | None = None
+    """cuda: where what auto has measured is kept; none: ~/.cache/afore/gpu-kernels.json."""
     completion: Literal["bell", "query"] = "bell"
     """cuda: how the host learns that a target is done; ``tools.calibrate`` measures both."""
     threads: bool = True

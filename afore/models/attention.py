@@ -92,6 +92,10 @@ class Routed:
     """The K distinct experts of each row, in no particular order."""
     weights_TK: F32
     """What each expert's output is multiplied with."""
+    demand_E: I32 | None = None
+    """How often each expert was chosen, where that was counted already."""
+    in_place: bool = False
+    """The rows lie where FFN workers read them, in a GPU's memory: the arrays have T rows and no columns."""
 
 
 class AttentionModel(Protocol):

@@ -159,6 +159,17 @@ def pack_blocks(
     return writes
 
 
+def block_spans(layout: KVLayout, blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """(byte offset, bytes) of whole blocks in every plane; those that lie side by side are one."""
+    runs = _adjacent(blocks)
+    return [
+        (layout.block_offset(layer, block, part), length * layout.block_nbytes(part))
+        for layer in range(layout.num_layers)
+        for part in (KEYS, VALUES)
+        for _, length, block in runs
+    ]
+
+
 def _adjacent(blocks: Sequence[int]) -> list[tuple[int, int, int]]:
     """Runs of consecutive block numbers: (index of the first, length, block number of the first)."""
     runs: list[tuple[int, int, int]] = []

@@ -34,6 +34,13 @@ class StepSlots:
     longest: int
     """Lmax."""
 
+    def on(self, device: torch.device) -> StepSlots:
+        """The same on another device."""
+        if device.type == "cpu":
+            return self
+        write_T, read_X = (slots.to(device, non_blocking=True) for slots in (self.write_T, self.read_X))
+        return StepSlots(write_T, read_X, self.positions_T, self.longest)
+
     def mask(self, window: int | None = None) -> torch.Tensor | None:
         """True where a row may look, bool [T, 1, 1, Lmax]; ``None`` when all rows are equally long and nothing is hidden.
 

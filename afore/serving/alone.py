@@ -11,13 +11,15 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from afore.core.topology import FFN
+from afore.core.topology import ATTENTION, FFN, PREFILL
 
 
 def is_alone(spec: dict[str, Any]) -> bool:
     """Whether a process of this description must not be what the fork server was."""
-    on_gpu: bool = spec["config"]["device"]["name"] == "cuda"
-    return on_gpu and any(role == FFN for role, _ in spec["roles"])
+    device = spec["config"]["device"]
+    experts = device["name"] == "cuda"
+    attention = device["attention"] == "cuda" or (device["attention"] == "auto" and experts)
+    return any((role == FFN and experts) or (role in (ATTENTION, PREFILL) and attention) for role, _ in spec["roles"])
 
 
 def become_alone(spec: dict[str, Any], lifeline: int) -> NoReturn:

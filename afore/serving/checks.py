@@ -11,7 +11,7 @@ import numpy as np
 from afore.core.config import RunConfig
 from afore.core.errors import ConfigError, HostError
 from afore.core.slots import contiguous_primaries
-from afore.core.topology import Topology
+from afore.core.topology import ATTENTION, FFN, PREFILL, Topology
 from afore.models.budget import MemoryBudget, memory_budget
 from afore.models.checkpoint import Checkpoint
 from afore.models.config import ModelSpec
@@ -24,6 +24,8 @@ from afore.scheduler.warm_start import warm_copies
 from afore.serving.door import request_limits
 from afore.serving.spec import checkpoint_path
 from afore.transport.layouts import layouts_for
+from afore.workers.device.cuda.places import attention_on_gpu, ffn_together, gpus_of, group_of
+from afore.workers.device.cuda.probe import Found
 from afore.workers.kv_layout import kv_layout
 
 SHARED_MEMORY = "/dev/shm"
@@ -33,17 +35,18 @@ DESCRIPTORS_PER_MEMBER = 8
 """Files that one more member costs the process that has the most of them: channel, links, rings, doorbells, mapped regions."""
 
 
-def check(config: RunConfig) -> None:
+def check(config: RunConfig) -> Found | None:
     """Refuses what cannot run, before anything is started: the policy, the checkpoint, kernels and lengths it does not have.
 
-    Raises ``ConfigError`` or ``CheckpointError``.
+    Returns the GPUs where any are asked for. Raises ``ConfigError`` or ``CheckpointError``.
     """
     check_descriptors(config.topology)
     check_policy(config.policy)
     if config.device.name == "emulated":
         raise ConfigError("device.name", f"{config.device.name} is for virtual time", "leave it at cpu")
-    if config.device.name == "cuda":
-        check_gpus(config)
+    on_gpus = config.device.name == "cuda" or attention_on_gpu(config)
+    # With workers on several machines each looks at its own GPUs: this machine may need none.
+    found = check_gpus(config) if on_gpus and not config.topology.spread else None
     for field in ("trace", "record_wire"):
         _check_directory(field, getattr(config, field))
     check_record(config.record)
@@ -55,23 +58,54 @@ def check(config: RunConfig) -> None:
         kernel_path(config.kernels, checkpoint.family, checkpoint.config, config.dtype)
         request_limits(config, checkpoint.spec)
         check_policy_and_start(config, checkpoint.spec)
+    return found
 
 
-def check_gpus(config: RunConfig) -> None:
-    """Refuses FFN workers on GPUs where there are none, or not those that are asked for. Asks in a child of its own.
+def check_gpus(config: RunConfig) -> Found:
+    """Refuses workers on GPUs where there are none, or not those that are asked for. Asks in a child of its own.
 
     Raises ``HostError``, ``ConfigError``.
     """
     # Only here: nobody else needs the GPU's modules.
     from afore.workers.device.cuda.kernels import check_tile, triton_implementation
-    from afore.workers.device.cuda.probe import find_gpus, gpu_of
+    from afore.workers.device.cuda.probe import find_gpus
 
+    if attention_on_gpu(config) and config.kernels == "fused":
+        raise ConfigError(
+            "kernels", "the fused kernels are the CPU's", "leave it at auto, or add --device.attention cpu"
+        )
     found = find_gpus()
-    check_tile(config.planner.tile_tokens)
-    for rank in range(config.topology.ffn):
-        gpu_of(config.device.gpus, rank, len(found.gpus))
-    if config.device.kernels == "triton":
-        triton_implementation()
+    if config.device.name == "cuda":
+        check_tile(config.planner.tile_tokens)
+        if config.device.kernels != "torch":
+            triton_implementation()
+        _group(config, found)
+    return found
+
+
+def _group(config: RunConfig, found: Found) -> tuple[str, str]:
+    from afore.workers.group.collective import nccl_missing
+
+    def reaches(ordinal: int, peer: int) -> bool:
+        return ordinal == peer or peer in found.gpus[ordinal].reaches
+
+    return group_of(config, len(found.gpus), reaches, nccl_missing())
+
+
+def describe_gpus(config: RunConfig, found: Found | None) -> list[str]:
+    """Which GPUs workers take, and how FFN workers get their rows, a line each; nothing without GPUs."""
+    if found is None:
+        return []
+    lines = []
+    for role in (ATTENTION, PREFILL) if attention_on_gpu(config) else ():
+        gpus = sorted(set(gpus_of(config, role, len(found.gpus))))
+        lines.append(f"GPUs of {config.topology.count(role)} {role}: {', '.join(map(str, gpus))}")
+    if config.device.name == "cuda":
+        group, why = _group(config, found)
+        gpus = sorted(set(gpus_of(config, FFN, len(found.gpus)))) if ffn_together(config) else []
+        on = f" on GPU {', '.join(map(str, gpus))}" if gpus else ""
+        lines.append(f"group of {config.topology.ffn} ffn{on}: {group} ({why})")
+    return lines
 
 
 def _check_directory(field: str, directory: str | None) -> None:
@@ -181,6 +215,8 @@ def describe_memory(config: RunConfig) -> list[str]:
 
 def describe_kernels(config: RunConfig) -> str:
     """What attention workers will compute with, one line; says why not the fused kernels. Raises ``CheckpointError``."""
+    if attention_on_gpu(config):
+        return f"kernels of {config.topology.attention} attention: modules on GPUs, attention by sdpa"
     with Checkpoint(checkpoint_path(config)) as checkpoint:
         path = describe_path(config.kernels, checkpoint.family, checkpoint.config, config.dtype)
     return f"kernels of {config.topology.attention} attention: {path}"

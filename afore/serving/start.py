@@ -18,6 +18,7 @@ from afore.serving.client import Client
 from afore.serving.spec import HUB_ADDRESS, ProcessSpec
 from afore.serving.supervisor import ZYGOTE, Exit, Supervisor
 from afore.transport.shm import ShmFabric
+from afore.workers.device.cuda.probe import require_gpus
 
 EXIT_REPORT_S = 0.5
 """How long after the end of a role's channel the end of its process may come."""
@@ -62,6 +63,7 @@ async def running_processes(
     """
     async with contextlib.AsyncExitStack() as stack:
         if supervisor is None:
+            await asyncio.to_thread(require_gpus, config)  # before kernels are compiled
             supervisor = await stack.enter_async_context(Supervisor(config.policy))
         await supervisor.check(config, timeout_s=config.times.join_s)
         cluster = name or new_cluster_name()

@@ -152,14 +152,20 @@ def _flush() -> None:
 
 def _check(data: dict[str, Any]) -> dict[str, Any]:
     from afore.core.errors import CheckpointError, ConfigError, HostError
-    from afore.serving.checks import check, check_shared_memory, describe_kernels, describe_memory
+    from afore.serving.checks import (
+        check,
+        check_shared_memory,
+        describe_gpus,
+        describe_kernels,
+        describe_memory,
+    )
     from afore.serving.spec import config_from_json
 
     try:
         config = config_from_json(data)
-        check(config)
+        found = check(config)
         check_shared_memory(config)
-        return {"memory": [*describe_memory(config), describe_kernels(config)]}
+        return {"memory": [*describe_memory(config), describe_kernels(config), *describe_gpus(config, found)]}
     except ConfigError as error:
         return {"refused": ["ConfigError", error.field, error.problem, error.remedy]}
     except CheckpointError as error:

@@ -36,11 +36,12 @@ def described(directory: Path, *, device: DeviceOptions, role: str = "ffn") -> P
     )
 
 
-def test_only_ffn_workers_on_gpus_need_it(tmp_path: Path) -> None:
+def test_only_workers_on_gpus_need_it(tmp_path: Path) -> None:
     gpu, cpu = DeviceOptions(name="cuda"), DeviceOptions()
     assert is_alone(described(tmp_path, device=gpu).to_json())
     assert not is_alone(described(tmp_path, device=cpu).to_json())
-    assert not is_alone(described(tmp_path, device=gpu, role="attention").to_json())
+    assert is_alone(described(tmp_path, device=gpu, role="attention").to_json())
+    assert not is_alone(described(tmp_path, device=gpu, role="scheduler").to_json())
 
 
 @pytest.mark.slow

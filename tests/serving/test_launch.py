@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from afore.core.errors import ConfigError
-from afore.launch import LOADING
+from afore.launch import LOADING, main
 from afore.models.bundle import bundled_model_path
 from afore.serving import demo
+from afore.serving.supervisor import Supervisor
 from tests.serving.launcher import PATIENCE_S, ROOT, Launcher, gone, run
 from tests.workers.device.cuda.presence import missing_gpu
 
@@ -215,6 +216,29 @@ def test_what_cannot_be_is_refused_in_one_line(arguments: list[str], words: list
     assert stdout == ""
     for word in words:
         assert word in stderr
+
+
+def test_without_a_gpu_nothing_is_started_to_say_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No fork server, which would compile kernels for minutes on a fresh machine."""
+    if missing_gpu() == "":
+        pytest.skip("there is a GPU here")
+
+    async def started(self: Supervisor) -> Supervisor:
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(Supervisor, "__aenter__", started)
+    for arguments in (
+        ["--device", "cuda", "--demo"],
+        ["--device.attention", "cuda"],
+        ["--device", "cuda", "--role", "ffn"],
+    ):
+        assert main(arguments) == 2
+        said_ = capsys.readouterr()
+        assert said_.out == ""
+        (line,) = said_.err.splitlines()
+        assert line.startswith("afore: GPU: this machine has ")
 
 
 def test_without_a_gpu_one_line_says_so() -> None:

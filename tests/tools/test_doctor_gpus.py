@@ -34,14 +34,27 @@ def test_a_driver_that_does_not_work(tmp_path: Path) -> None:
     assert (check.status, check.mend) == ("warn", "install it")
 
 
-def test_two_that_reach_each_other() -> None:
-    checks = check_gpus(lambda: machine(2), installed=lambda name: object())
+def test_one_gpu_has_no_nccl_to_miss() -> None:
+    checks = check_gpus(lambda: machine(1), installed=lambda name: object(), nccl_missing=lambda: "no NCCL")
     assert [check.status for check in checks] == ["ok", "ok", "ok"]
+    assert "(ipc)" in checks[2].found
+
+
+def test_two_that_reach_each_other() -> None:
+    checks = check_gpus(lambda: machine(2), installed=lambda name: object(), nccl_missing=lambda: "")
+    assert [check.status for check in checks] == ["ok", "ok", "ok", "ok"]
+    assert "with a GPU each they exchange them (nccl)" in checks[3].found
     assert "CUDA 13.1, copies in batches" in checks[0].found
     assert checks[2].found == ("GPU 1: Fake GPU, 1.0 GiB, compute capability 9.0, 132 multiprocessors; reaches GPU 0")
 
 
 def test_what_would_be_slow_or_missing() -> None:
-    checks = check_gpus(lambda: machine(3, {(0, 1), (1, 0)}), installed=lambda name: None)
-    assert [(check.name, check.status) for check in checks[4:]] == [("gpu kernels", "warn"), ("gpu peers", "warn")]
-    assert checks[5].found == "GPUs that do not reach each other: 0 and 2, 1 and 2"
+    reachable = {(0, 1), (1, 0)}
+    checks = check_gpus(lambda: machine(3, reachable), installed=lambda name: None, nccl_missing=lambda: "no NCCL")
+    assert [(check.name, check.status) for check in checks[4:]] == [
+        ("gpu kernels", "warn"),
+        ("gpu group", "warn"),
+        ("gpu peers", "warn"),
+    ]
+    assert "no NCCL" in checks[5].found
+    assert checks[6].found == "GPUs that do not reach each other: 0 and 2, 1 and 2"

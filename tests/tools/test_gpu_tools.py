@@ -14,17 +14,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import distributed
 
 from afore.core.clock import WallClock
 from afore.tools import gpu_check
 from afore.tools.calibrate.command import main as calibrate_main
 from afore.tools.calibrate.gpu import calibrate
 from afore.tools.gpu_bench import Bench, ExpertSize, Layer
-from afore.tools.gpu_check import PARTS, TOTAL_S, run_part, run_parts
+from afore.tools.gpu_check import PARTS, RESERVED, TOTAL_S, caches, run_part, run_parts, writable
 from afore.tools.gpu_exact import check_experts, check_partition
 from afore.tools.gpu_measure import overlap
 from afore.tools.gpu_parts import PARTS as RUNNERS
 from afore.tools.gpu_report import LIMITS, write_report
+from afore.tools.gpu_serving import _group_of_one, decode_with_attention
 from afore.workers.device.cuda.device import CompletionName, CudaDevice
 from afore.workers.device.cuda.driver import Driver
 from afore.workers.device.cuda.kernels import torch_implementation
@@ -35,7 +37,16 @@ from tests.workers.device.cuda.presence import missing_gpu
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TINY = ExpertSize(name="tiny", hidden_size=16, expert_size=8, rows=6, dtype=torch.float32)
+LATE = {"outcome": "not run", "why": "no time was left"}
 FINE = {"outcome": "passed", "about": "a part", "took_s": 1.0}
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def no_wait(limit_s: float) -> None:
@@ -87,6 +98,25 @@ def test_copies_and_compute_together_and_alone(bench: Bench, calls: FakeCalls) -
 
 
 @pytest.mark.slow
+async def test_a_group_of_one() -> None:
+    """The part of the check, over gloo: what NCCL would be called with."""
+    found = await _group_of_one(Driver(FakeCalls()), on_gpu=False)
+    assert found["workers"] == 1
+    assert not distributed.is_initialized()
+
+
+@pytest.mark.slow
+async def test_attention_of_the_bundled_model(one_thread: None) -> None:
+    """The part of the check, over the strict driver: tokens are those of transformers."""
+    calls = FakeCalls()
+    found = await decode_with_attention(Driver(calls), on_gpu=False, prompts=2)
+    assert found["exact"] == 2
+    assert found["layer_awaits"] > 0
+    assert calls.mistakes == []
+    assert set(calls.live.values()) == {0}
+
+
+@pytest.mark.slow
 def test_partition_and_experts_are_held_against_the_cpu(bench: Bench) -> None:
     assert check_partition(bench, cases=3, tokens=9, experts=16, top_k=3)["cases"] == 3
     found = check_experts(bench, hidden=32, expert=16, rows=4, tokens=8)
@@ -95,7 +125,7 @@ def test_partition_and_experts_are_held_against_the_cpu(bench: Bench) -> None:
 
 
 def test_every_part_has_a_runner_and_all_fit_into_eight_minutes() -> None:
-    assert list(PARTS) == list(RUNNERS)
+    assert set(PARTS) == set(RUNNERS)
     assert TOTAL_S < 480
     assert all(part.limit_s < TOTAL_S / 2 for part in PARTS.values())
 
@@ -113,26 +143,42 @@ def test_a_part_that_fails_says_why_and_the_rest_goes_on() -> None:
 
 @pytest.mark.slow
 def test_a_part_that_hangs_is_ended_with_its_children() -> None:
-    script = "import subprocess, sys; subprocess.Popen(['sleep', '1000']); print('begun', flush=True); input()"
-    read, write = os.pipe()
-    stdin = os.dup(0)
-    os.dup2(read, 0)
-    try:
-        late = run_part([sys.executable, "-c", script], 3)
-    finally:
-        os.dup2(stdin, 0)
-        for fd in (read, write, stdin):
-            os.close(fd)
+    script = (
+        "import signal, subprocess; subprocess.Popen(['sleep', '1000']); print('begun', flush=True); signal.pause()"
+    )
+    late = run_part([sys.executable, "-c", script], 3)
     assert late["outcome"] == "took too long"
     assert "begun" in late["why"]
 
 
 def test_what_cannot_run_is_not_run() -> None:
-    parts = run_parts(["tests"], {"pytest": "8", "pytest-asyncio": None}, time.monotonic() + 100, no_wait)
+    parts = dict(run_parts(["tests"], {"pytest": "8", "pytest-asyncio": None}, time.monotonic() + 100, no_wait))
     assert parts["tests"]["outcome"] == "not run"
     assert "pytest-asyncio, hypothesis, triton" in parts["tests"]["why"]
-    late = run_parts(["device"], {}, time.monotonic() - 1, no_wait)
+    late = dict(run_parts(["device"], {}, time.monotonic() - 1, no_wait))
     assert late["device"]["why"] == "no time was left"
+
+
+def test_earlier_parts_leave_time_to_serving() -> None:
+    until = time.monotonic() + RESERVED["serving"] + 1
+    parts = run_parts(["device", "serving"], {}, until, no_wait)
+    assert next(parts) == ("device", {"about": PARTS["device"].about, "took_s": pytest.approx(0, abs=1), **LATE})
+
+
+def test_a_place_that_cannot_be_written_is_found_out_before_anything_is_measured(tmp_path: Path) -> None:
+    assert writable(tmp_path / "a" / "b", tmp_path) == (tmp_path / "a" / "b", [])
+    file = tmp_path / "file"
+    file.touch()
+    out, (note,) = writable(file / "below", tmp_path / "instead")
+    assert out == tmp_path / "instead"
+    assert "nothing can be written into" in note
+    environment, notes = caches(tmp_path, tmp_path)
+    assert notes == []
+    assert environment.get("TRITON_CACHE_DIR") == os.environ.get("TRITON_CACHE_DIR")
+    environment, (note,) = caches(tmp_path, file / "home")
+    assert "compiled for this run alone" in note
+    assert Path(environment["HOME"]).parent == tmp_path
+    assert Path(environment["HOME"]).is_dir()
 
 
 def test_the_report(tmp_path: Path) -> None:
@@ -188,7 +234,7 @@ def test_a_whole_check_whose_part_fails(tmp_path: Path, monkeypatch: pytest.Monk
         pytest.skip("there is a GPU here")
     driver = Driver(FakeCalls())
     monkeypatch.setattr(gpu_check, "find_gpus", lambda: Found(driver.version, describe_gpus(driver)))
-    monkeypatch.setattr(gpu_check, "compiling", lambda: contextlib.nullcontext(no_wait))
+    monkeypatch.setattr(gpu_check, "compiling", lambda environment: contextlib.nullcontext(no_wait))
     assert gpu_check.main(["--only", "device", "--out", str(tmp_path)]) == 1
     report = json.loads((tmp_path / "gpu_check.json").read_text())
     assert report["parts"]["device"]["outcome"] == "failed"

@@ -22,7 +22,7 @@ from afore.transport.exchange import (
     ReuseGuard,
     pack_reply,
 )
-from afore.transport.records import CACHE_LINE
+from afore.transport.records import CACHE_LINE, REPLY_HEADER
 
 EPOCH = 2
 LAYOUT = ExchangeLayout(num_microbatches=2, num_ffn=3, max_tokens=5, hidden=7, top_k=3)
@@ -131,9 +131,10 @@ def test_a_reply_is_taken_where_it_was_written(tokens: int, worker: int, seed: i
     assert len(data) == LAYOUT.reply_used_nbytes(tokens) <= LAYOUT.reply_nbytes
     offset = LAYOUT.reply_offset(1, worker)
     buffer[offset : offset + len(data)] = data
-    taken_TD = replies.take(1, worker, TARGET, tokens)
-    assert taken_TD is not None
-    np.testing.assert_array_equal(taken_TD, rows_TD)
+    taken = replies.take(1, worker, TARGET, tokens)
+    assert taken is not None
+    assert taken[0] == (0, tokens)
+    np.testing.assert_array_equal(taken[1], rows_TD)
     assert replies.take(1, worker, Target(2, 1, 4), tokens) is None
     assert replies.take(1, (worker + 1) % 3, TARGET, tokens) is None
     assert Replies(buffer, LAYOUT, EPOCH + 1).take(1, worker, TARGET, tokens) is None
@@ -149,10 +150,38 @@ def test_a_reply_computed_in_place_is_the_same_and_the_buffer_is_reused() -> Non
         packed = bytes(staging.pack(TARGET, tokens))
         buffer = region()
         buffer[LAYOUT.reply_offset(1, 2) : LAYOUT.reply_offset(1, 2) + len(packed)] = packed
-        taken_TD = Replies(buffer, LAYOUT, EPOCH).take(1, 2, TARGET, tokens)
-        assert taken_TD is not None
-        np.testing.assert_array_equal(taken_TD, rows_TD)
-        assert taken_TD.ctypes.data % 4 == 0
+        taken = Replies(buffer, LAYOUT, EPOCH).take(1, 2, TARGET, tokens)
+        assert taken is not None
+        np.testing.assert_array_equal(taken[1], rows_TD)
+        assert taken[1].ctypes.data % 4 == 0
+
+
+@given(st.integers(0, LAYOUT.max_tokens), st.data())
+def test_a_reply_may_have_a_part_of_the_rows_or_tell_of_rows_elsewhere(tokens: int, data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, tokens))
+    count = data.draw(st.integers(0, tokens - first))
+    here = data.draw(st.booleans())
+    buffer, reply = region(), ReplyBuffer(LAYOUT, 2, EPOCH)
+    rows_TD = make_inputs(count, 3)[0]
+    reply.rows(count)[:] = rows_TD
+    packed = reply.pack(TARGET, tokens, (first, count), here=here)
+    assert len(packed) == LAYOUT.reply_used_nbytes(count if here else 0)
+    offset = LAYOUT.reply_offset(1, 2)
+    buffer[offset : offset + len(packed)] = packed
+    taken = Replies(buffer, LAYOUT, EPOCH).take(1, 2, TARGET, tokens)
+    assert taken is not None
+    assert taken[0] == (first, count)
+    np.testing.assert_array_equal(taken[1], rows_TD[: count if here else 0])
+
+
+def test_a_reply_of_rows_that_the_target_does_not_have_is_a_typed_error() -> None:
+    buffer = region()
+    packed = pack_reply(LAYOUT, TARGET, 0, EPOCH, make_inputs(3)[0])
+    offset = LAYOUT.reply_offset(1, 0)
+    buffer[offset : offset + len(packed)] = packed
+    struct.pack_into("<I", buffer, offset + REPLY_HEADER.offsets["first"], 1)
+    with pytest.raises(WireError, match="ffn-0: replied rows 1 to 4 of 3"):
+        Replies(buffer, LAYOUT, EPOCH).take(1, 0, TARGET, 3)
 
 
 def test_a_reply_of_which_only_one_end_has_landed_is_not_taken() -> None:
@@ -164,9 +193,9 @@ def test_a_reply_of_which_only_one_end_has_landed_is_not_taken() -> None:
     for cut in range(8, len(after), 4):
         for landed in (after[:cut] + before[cut:], before[:cut] + after[cut:]):
             buffer[offset : offset + len(landed)] = landed
-            taken_TD = replies.take(1, 0, TARGET, 3)
+            taken = replies.take(1, 0, TARGET, 3)
             if landed[:8] != after[:8] or landed[-16:-8] != after[-16:-8]:
-                assert taken_TD is None
+                assert taken is None
     buffer[offset : offset + len(after)] = after
     assert replies.take(1, 0, TARGET, 3) is not None
 

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import numpy as np
+import torch
 
 from afore.core import control
 from afore.core.clock import Clock, WallClock
@@ -27,13 +28,14 @@ from afore.serving.hub import Hub
 from afore.transport import bells
 from afore.transport.api import Lane
 from afore.transport.crew import crew
-from afore.transport.exchange import InputReader, pack_reply
+from afore.transport.exchange import ExchangeLayout, InputReader, ReplyBuffer, pack_reply
 from afore.transport.layouts import layouts_for
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
 from afore.transport.mailbox import Mailbox, VectorState
-from afore.transport.session import HubSession, RoleContext, Stopped
+from afore.transport.session import Directory, HubSession, RoleContext, Stopped
 from afore.workers import attention, prefill
 from afore.workers.checkpoint_models import CheckpointModels
+from afore.workers.gpu_rows import OpenedRows, rows_of
 from tests.workers.plain_experts import Experts
 
 HUB_ADDRESS = "hub"
@@ -286,6 +288,10 @@ class Rig:
             for queue in self._queues_N:
                 queue.put_nowait(target)
 
+    def open_rows(self, ctx: RoleContext, directory: Directory, a: int, layout: ExchangeLayout) -> OpenedRows | None:
+        """The rows of an attention worker in its GPU's memory, as an FFN worker opens them; none where they are in the host's."""
+        return None
+
     async def _compute_experts(self, ctx: RoleContext) -> None:
         """One FFN worker: its experts' share of every target, in order."""
         topology = ctx.config.topology
@@ -295,6 +301,7 @@ class Rig:
         directory = await ctx.hub.open_epoch(ctx.fabric, lambda epoch, members: {"bells": region})
         keys_A = [directory.key(ATTENTION, a, "exchange") for a in range(topology.attention)]
         readers_A = [InputReader(ctx.fabric.map(key).buffer, exchange, directory.epoch) for key in keys_A]
+        opened_A = [self.open_rows(ctx, directory, a, exchange) for a in range(topology.attention)]
         links_A = [await directory.connect(ATTENTION, a, Lane.DATA) for a in range(topology.attention)]
         await ctx.hub.linked(directory.epoch)
         mine = set(
@@ -305,7 +312,11 @@ class Rig:
             while (found := readers_A[a].read(target.microbatch, target)) is None:
                 for notification in await region.notified(timeout_us=LONG_US):
                     assert bells.decode(notification.immediate).kind is bells.BellKind.INPUTS
-            return found
+            opened = opened_A[a]
+            if opened is None:
+                return found
+            rows = rows_of(opened.inputs_M[target.microbatch], found[0].shape[0])
+            return tuple(tensor.numpy() for tensor in rows)
 
         async def work() -> None:
             while True:
@@ -317,7 +328,13 @@ class Rig:
                         hidden_TD, ids_TK, weights_TK = await inputs(target, a)
                         assert hidden_TD.shape[0] == count
                         rows_TD = self.experts.partial_rows(target.layer, mine, hidden_TD, ids_TK, weights_TK)
-                        replies.append((a, pack_reply(exchange, target, ctx.rank, directory.epoch, rows_TD)))
+                        opened = opened_A[a]
+                        if opened is None:
+                            replies.append((a, pack_reply(exchange, target, ctx.rank, directory.epoch, rows_TD)))
+                            continue
+                        opened.replies_MN[target.microbatch][ctx.rank][:count].copy_(torch.from_numpy(rows_TD))
+                        header = ReplyBuffer(exchange, ctx.rank, directory.epoch).pack(target, count, here=False)
+                        replies.append((a, header))
                 for a, reply in replies:
                     offset = exchange.reply_offset(target.microbatch, ctx.rank)
                     bell = bells.REPLY(target.microbatch, ctx.rank)

@@ -93,6 +93,28 @@ class AttentionSide:
         self.replied = asyncio.Condition()
         self.doors: list[tuple[Link, RegionKey]] = []
 
+    @property
+    def keys(self) -> dict[str, RegionKey]:
+        """Of its regions, by label."""
+        return {"exchange": self.region.key}
+
+    def put(self, target: Target, hidden_TD: F32, ids_TK: I32, weights_TK: F32) -> None:
+        """Writes a target's rows where FFN workers read them."""
+        self.inputs.write(target, hidden_TD, ids_TK, weights_TK)
+
+    def spoil(self, microbatch: int) -> None:
+        """Nobody may read these inputs any more."""
+        for values in self.inputs.views(microbatch):
+            values[:] = 99
+
+    def close(self) -> None:
+        """Nothing is under way any more."""
+
+    def replied_rows(self, target: Target, worker: int, count: int, here_TD: F32) -> F32:
+        """The rows of a reply: in the host's memory."""
+        assert here_TD.shape[0] == count, "rows that lie elsewhere"
+        return here_TD
+
     async def listen(self) -> None:
         while True:
             await self.region.notified(timeout_us=None)

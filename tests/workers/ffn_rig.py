@@ -28,6 +28,7 @@ from afore.scheduler.publisher import Publisher
 from afore.transport import bells
 from afore.transport.api import Channel, Lane, Link, RegionKey
 from afore.transport.crew import crew
+from afore.transport.exchange import ExchangeLayout
 from afore.transport.feedback import FeedbackFlags, FeedbackReader, FeedbackRecord
 from afore.transport.layouts import layouts_for
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
@@ -78,6 +79,7 @@ class Rig:
         """Chance of damage to a slot table, for each target."""
         self.expert: ExpertFunction = identity
         """What the experts make of rows."""
+        self.make_side: Callable[[LoopbackNetwork, ExchangeLayout, int], AttentionSide] = AttentionSide
         self.epochs: list[Epoch] = []
         self.workers: list[Worker] = []
         self.tracers = [Tracer(member_name(FFN, rank), self.clock, None) for rank in range(shape.ffn)]
@@ -97,10 +99,12 @@ class Rig:
         self.publisher = Publisher(self.ring, epoch=EPOCH, num_layers=self.shape.layers, now_ns=self.clock.now_ns)
         self._feedback = scheduler.register(self.layouts.feedback.nbytes, label="feedback")
         self._records = FeedbackReader(self._feedback.buffer, self.layouts.feedback, EPOCH)
-        self.attention = [AttentionSide(self.network, self.layouts.exchange, a) for a in range(self.shape.attention)]
+        self.attention = [self.make_side(self.network, self.layouts.exchange, a) for a in range(self.shape.attention)]
+        for side in self.attention:
+            self._stack.callback(side.close)
         keys: dict[tuple[str, int], dict[str, RegionKey]] = {
             (SCHEDULER, 0): {"ring": self.ring_region.key, "feedback": self._feedback.key},
-            **{(ATTENTION, side.rank): {"exchange": side.region.key} for side in self.attention},
+            **{(ATTENTION, side.rank): side.keys for side in self.attention},
         }
         contexts = [await self._context(rank) for rank in range(self.shape.ffn)]
         endpoints = {member: next(iter(labels.values())).address for member, labels in keys.items()}
@@ -110,8 +114,9 @@ class Rig:
         for rank, ctx in enumerate(contexts):
             worker = open_worker(ctx, self.spec, make_parts(ctx), self._stack)
             list(worker.parts.load(worker.store))
-            owns.append(OwnRegions(ctx, self.spec, EPOCH, members, self._stack))
-            keys[FFN, rank] = {"bells": owns[-1].regions[BELLS].key, "experts": worker.region.key}
+            owns.append(OwnRegions(ctx, self.spec, EPOCH, members, self._stack, meets=worker.parts.meets))
+            keys[FFN, rank] = {label: region.key for label, region in owns[-1].regions.items()}
+            keys[FFN, rank]["experts"] = worker.region.key
             self.workers.append(worker)
         for ctx, worker, own in zip(contexts, self.workers, owns, strict=True):
             directory = Directory(EPOCH, endpoints, keys, ctx.fabric, TIMEOUT_US)
@@ -257,7 +262,7 @@ class Rig:
         """Attention worker ``a`` writes its rows and rings every FFN worker."""
         side = self.attention[a]
         side.guard.writing(batch.target)
-        side.inputs.write(batch.target, batch.hidden_A[a], batch.ids_A[a], batch.weights_A[a])
+        side.put(batch.target, batch.hidden_A[a], batch.ids_A[a], batch.weights_A[a])
         for link, key in side.doors:
             await link.write(key, 0, b"", notify=bells.INPUTS(a, batch.target.microbatch), timeout_us=TIMEOUT_US)
 
@@ -268,15 +273,16 @@ class Rig:
         async with asyncio.timeout(20), side.replied:
             while len(parts) < self.shape.ffn:
                 for worker in range(self.shape.ffn):
-                    rows_TD = side.replies.take(target.microbatch, worker, target, tokens)
-                    if worker not in parts and rows_TD is not None:
-                        parts[worker] = rows_TD.copy()
+                    part = side.replies.take(target.microbatch, worker, target, tokens)
+                    if worker not in parts and part is not None:
+                        (first, count), rows_TD = part
+                        parts[worker] = np.zeros_like(batch.hidden_A[a])
+                        parts[worker][first : first + count] = side.replied_rows(target, worker, count, rows_TD)
                         side.guard.replied(target, worker)
                 if len(parts) < self.shape.ffn:
                     await side.replied.wait()
         # All N have replied: nobody may read these inputs any more, for whomever.
-        for values in side.inputs.views(target.microbatch):
-            values[:] = 99
+        side.spoil(target.microbatch)
         out_TD = np.sum(list(parts.values()), axis=0)
         expected_TD = self.expert(batch.hidden_A[a], target.layer, batch.ids_A[a], batch.weights_A[a])
         worst = float(np.abs(out_TD - expected_TD).max())

@@ -6,12 +6,16 @@ corrupt silently. ``gather`` and ``reduce`` enqueue on the model stream; ``reply
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from afore.core.plan import PlanEntry
 from afore.core.target import Target
 from afore.workers.device.base import Stream
 from afore.workers.staging import Staging
+
+Meet = Callable[[int | None], Awaitable[tuple[str, int]]]
+"""Given the port of the worker that others come to, or None by those who come: its host and port, once it is known."""
 
 
 class Group(Protocol):

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from afore.core.plan import PlanEntry
 from afore.core.target import Target
 from afore.transport import bells
@@ -50,6 +47,8 @@ class AttentionPeer:
     """Its exchange region."""
     inputs: InputSource
     """Its input slots, as this worker reads them."""
+    rows: memoryview | None = None
+    """The handle of its GPU memory, where its rows lie there (``workers/gpu_rows.py``)."""
 
 
 class SharedGroup:
@@ -64,10 +63,7 @@ class SharedGroup:
         self._timeout_us = timeout_us
         self._readers_A = [peer.inputs for peer in peers_A]
         self._reply_offsets_M = [layout.reply_offset(m, rank) for m in range(layout.num_microbatches)]
-        self._replies_MA = [
-            [ReplyBuffer(layout, rank, epoch, self._reply_storage()) for _ in peers_A]
-            for _ in range(layout.num_microbatches)
-        ]
+        self._replies_MA = [[ReplyBuffer(layout, rank, epoch) for _ in peers_A] for _ in range(layout.num_microbatches)]
 
     def missing(self, entry: PlanEntry) -> tuple[int, ...]:
         """See ``Group.missing``. The header says whether the rows are there; a bell is only the reason to look."""
@@ -110,10 +106,6 @@ class SharedGroup:
     def close(self) -> None:
         """See ``Group.close``."""
         self._readers_A.clear()
-
-    def _reply_storage(self) -> npt.NDArray[np.uint64] | None:
-        """Memory for one reply; none: any."""
-        return None
 
     # On the stream
 

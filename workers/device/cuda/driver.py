@@ -227,7 +227,8 @@ class Driver:
                 1,
                 calls.CUstream(stream),
             )
-        except RuntimeError:  # the bindings', for a function that this driver does not have
+        except (RuntimeError, TypeError, ValueError):
+            # The bindings', for a function that this driver does not have; or bindings of another release, which ask otherwise.
             self.batches = False
             return False
         if _code_name(code[0]) in ("CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_NOT_FOUND"):

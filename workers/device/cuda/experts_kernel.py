@@ -172,14 +172,18 @@ def launch(
     out_TD: Any,
     form: ExpertForm,
     tile_tokens: int,
+    blocks: tuple[int, int] | None = None,
 ) -> None:
-    """Enqueues all three on torch's current stream. ``act_PI`` and ``y_PD`` are scratch with a row for every (token, choice)."""
+    """Enqueues all three on torch's current stream. ``act_PI`` and ``y_PD`` are scratch with a row for every (token, choice).
+
+    ``blocks``: the most outputs (N) and summands (X) of a block, powers of two from 16 on.
+    """
     num_tokens, top_k = weight_TK.shape
     num_rows, hidden_size, expert_size = down_SDI.shape
     float32 = gate_up_SFD.element_size() == 4
     places = num_tokens * top_k
     tiles = min(places, places // tile_tokens + num_rows)
-    width, depth = (64, 32) if float32 else (128 if tile_tokens <= 64 else 64, 64)
+    width, depth = blocks or ((64, 32) if float32 else (128 if tile_tokens <= 64 else 64, 64))
     shape = {
         "D": hidden_size,
         "INNER": expert_size,

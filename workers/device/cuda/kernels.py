@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -14,8 +15,13 @@ from afore.workers.device.cuda import experts_torch, partition_torch
 from afore.workers.device.cuda.demand_check import CrcTable
 from afore.workers.device.cuda.memory import DeviceMemory
 
+if TYPE_CHECKING:
+    from afore.workers.device.cuda.choice import Choice
+
 TILES = (16, 32, 64, 128)
 """What a tile may be: the sizes that tensor cores take."""
+NARROW = (32, 32)
+"""Blocks of kernels for targets of few tiles, which then keep more of the GPU busy."""
 GROUPED_CAPABILITY = (8, 0)
 """From where torch has a grouped product for bfloat16 that does not stop the host."""
 
@@ -42,13 +48,24 @@ def torch_implementation() -> Implementation:
     return Implementation("torch", partition_torch.launch, experts_torch.launch)
 
 
-def triton_implementation() -> Implementation:
-    """By our own kernels. Raises ``HostError`` where Triton is not installed."""
+def triton_implementation(blocks: tuple[int, int] | None = None) -> Implementation:
+    """By our own kernels. ``blocks``: width and depth of theirs, by default as the weights' type suggests.
+
+    Raises ``HostError`` where Triton is not installed.
+    """
     if importlib.util.find_spec("triton") is None:
         raise HostError("GPU", "the package triton is not installed", "install torch for CUDA, which brings it along")
     from afore.workers.device.cuda import experts_kernel, partition_kernel
 
-    return Implementation("triton", partition_kernel.launch, experts_kernel.launch)
+    if blocks is None:
+        return Implementation("triton", partition_kernel.launch, experts_kernel.launch)
+    launch = partial(experts_kernel.launch, blocks=blocks)
+    return Implementation(f"triton-{blocks[0]}x{blocks[1]}", partition_kernel.launch, launch)
+
+
+def grouped_implementation() -> Implementation:
+    """Our partition, and torch's grouped product. Raises ``HostError`` where Triton is not installed."""
+    return Implementation("grouped", triton_implementation().partition, experts_torch.launch)
 
 
 def applicable(dtype: torch.dtype, capability: tuple[int, int], widths: tuple[int, ...]) -> list[Implementation]:
@@ -62,9 +79,21 @@ def applicable(dtype: torch.dtype, capability: tuple[int, int], widths: tuple[in
         and capability >= GROUPED_CAPABILITY
         and all(width * dtype.itemsize % 16 == 0 for width in widths)
     ):
-        ours = found[0]
-        found.append(Implementation("grouped", ours.partition, experts_torch.launch))
+        found.append(grouped_implementation())
     return found
+
+
+def ways_of(
+    name: str, dtype: torch.dtype, capability: tuple[int, int], widths: tuple[int, ...]
+) -> list[Implementation]:
+    """The ways that ``device.kernels`` names: one, or with ``auto`` all that apply. Raises ``HostError``."""
+    if name == "torch":
+        return [torch_implementation()]
+    if name == "grouped":
+        return [grouped_implementation()]
+    if name == "triton":
+        return [triton_implementation()]
+    return [*applicable(dtype, capability, widths), triton_implementation(NARROW)]
 
 
 def check_tile(tile_tokens: int) -> None:
@@ -95,8 +124,13 @@ class CudaKernels:
         """``most_places``: tokens times choices of the largest target. Targets run one after another: scratch is shared."""
         check_tile(tile_tokens)
         self.implementation = implementation
+        self.ways: dict[str, Implementation] = {implementation.name: implementation}
+        """By name: what ``choice`` speaks of."""
+        self.choice: Choice | None = None
+        """Which way computes targets of which size; none: ``implementation`` computes all."""
         self.num_experts = num_experts
         self._tile_tokens = tile_tokens
+        self.most_places = most_places
         table = CrcTable.of(num_experts)
         self._zero_crc = table.zero
         self._words_EB = torch.from_numpy(table.words_EB).to(memory.torch_device)
@@ -135,7 +169,10 @@ class CudaKernels:
         form: ExpertForm,
     ) -> None:
         """out[t] = weighted sum of the token's pairs here through their experts."""
-        self.implementation.experts(
+        way = self.implementation
+        if self.choice is not None:
+            way = self.ways[self.choice.name(weight_TK.numel())]
+        way.experts(
             hidden_TD,
             weight_TK,
             pair_P,

@@ -10,11 +10,15 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from afore.core.config import RunConfig
 from afore.core.errors import ConfigError, HostError
 from afore.workers.device.cuda.driver import Driver, load_driver
 
+PCI = Path("/sys/bus/pci/devices")
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
 PROBE_S = 60.0
 """The first use of a driver after a boot takes seconds on machines with many GPUs."""
 
@@ -50,8 +54,40 @@ class Found:
     gpus: tuple[Gpu, ...]
 
 
-def find_gpus() -> Found:
-    """Asks in a child. Raises ``HostError`` that says what is missing."""
+def gpus_on_bus(devices: Path = PCI) -> int | None:
+    """NVIDIA GPUs that the machine has, with a driver or without; None where it does not show its devices (some containers)."""
+    found = 0
+    try:
+        for device in devices.iterdir():
+            kind = (device / "class").read_text()
+            found += kind.startswith(_DISPLAY) and (device / "vendor").read_text().strip() == _NVIDIA
+    except OSError:
+        return None
+    return found
+
+
+def find_gpus(devices: Path = PCI) -> Found:
+    """Asks in a child. Raises ``HostError`` that says what is missing, and whether the machine has a GPU at all."""
+    try:
+        return _ask()
+    except HostError as error:
+        count = gpus_on_bus(devices)
+        if count is None:
+            raise
+        if count == 0:
+            problem = f"this machine has no NVIDIA GPU ({error.problem})"
+            raise HostError(error.resource, problem, "use --device cpu, or a machine with one") from error
+        has = f"this machine has {count} NVIDIA GPU{'s' if count > 1 else ''}, but {error.problem}"
+        raise HostError(error.resource, has, error.remedy) from error
+
+
+def require_gpus(config: RunConfig) -> None:
+    """Refuses a configuration that needs GPUs where there are none, before anything is started. Raises ``HostError``."""
+    if "cuda" in (config.device.name, config.device.attention):
+        find_gpus()
+
+
+def _ask() -> Found:
     if importlib.util.find_spec("cuda") is None:
         raise HostError(
             "GPU", "the package cuda-python is not installed", "pip install 'afore[cuda]', or use --device cpu"
@@ -63,8 +99,8 @@ def find_gpus() -> Found:
             timeout=PROBE_S,
             check=False,
         )
-        answer = json.loads(child.stdout)
-    except (subprocess.TimeoutExpired, ValueError) as error:
+        answer = json.loads(child.stdout.splitlines()[-1])  # libraries have been seen to say something first
+    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
         raise HostError(
             "GPU", f"the driver does not answer ({type(error).__name__})", "see nvidia-smi and dmesg"
         ) from error

@@ -17,11 +17,11 @@ from afore.workers.device.cuda.kernels import Implementation, triton_implementat
 SWITCH = "TRITON_INTERPRET"
 
 
-def interpreted() -> Implementation:
-    """Both kernels. Skips the test where Triton does not interpret."""
+def interpreted(blocks: tuple[int, int] | None = None) -> Implementation:
+    """Both kernels, with such blocks. Skips the test where Triton does not interpret."""
     if os.environ.get(SWITCH) != "1":
         pytest.skip("runs in the interpreter's own process: see test_in_the_interpreter")
-    return triton_implementation()
+    return triton_implementation(blocks)
 
 
 def run_interpreted(file: str) -> str:

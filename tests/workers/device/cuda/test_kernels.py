@@ -24,6 +24,7 @@ from afore.models.expert_form import SILU_GATED, Activation, ExpertForm
 from afore.workers.device.base import F32, I32, Pairs
 from afore.workers.device.cuda.demand_check import CrcTable
 from afore.workers.device.cuda.kernels import (
+    NARROW,
     Implementation,
     applicable,
     check_tile,
@@ -43,6 +44,7 @@ WAYS = (
     pytest.param("triton-gpu", marks=pytest.mark.gpu),
     pytest.param("torch-gpu", marks=pytest.mark.gpu),
 )
+EXPERTS_WAYS = (*WAYS, "interpreted-narrow", pytest.param("triton-narrow-gpu", marks=pytest.mark.gpu))
 CLAMPED = ExpertForm(activation=Activation.CLAMPED, biases=True)
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest difference from float64, as a part of the largest output: sums of a few dozen to a few hundred products."""
@@ -50,10 +52,12 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 def way(name: str) -> tuple[Implementation, torch.device]:
     """The implementation and where its tensors lie."""
+    blocks = NARROW if "narrow" in name else None
     if name.endswith("-gpu"):
         need_gpu()
-        return (triton_implementation() if name.startswith("triton") else torch_implementation()), torch.device("cuda")
-    return (interpreted() if name == "interpreted" else torch_implementation()), torch.device("cpu")
+        chosen = triton_implementation(blocks) if name.startswith("triton") else torch_implementation()
+        return chosen, torch.device("cuda")
+    return (interpreted(blocks) if name.startswith("interpreted") else torch_implementation()), torch.device("cpu")
 
 
 @dataclass
@@ -230,9 +234,9 @@ def computed(name: str, one: Layer, form: ExpertForm, tile: int) -> F32:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [SILU_GATED, CLAMPED], ids=["silu", "clamped-biased"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", EXPERTS_WAYS)
 def test_experts(name: str, dtype: torch.dtype, form: ExpertForm) -> None:
-    if name == "interpreted" and dtype is torch.bfloat16:
+    if name.startswith("interpreted") and dtype is torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies bfloat16 as whole numbers; float16 stands for it")
     if name == "torch-gpu" and dtype is not torch.bfloat16:
         pytest.skip("torch's grouped product is for bfloat16 on GPUs")
@@ -337,4 +341,4 @@ def test_the_kernels_compile_for_a_hopper_gpu(name: str, weights: str) -> None:
 @pytest.mark.slow
 def test_in_the_interpreter() -> None:
     need("triton")
-    assert "8 passed" in run_interpreted(__file__)
+    assert "12 passed" in run_interpreted(__file__)
