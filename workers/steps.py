@@ -122,7 +122,7 @@ class Steps:
             )
         previous = self._tasks.get(work.microbatch)
         flight = self._flights[work.microbatch] = _Flight(work)
-        self._pool.pin(_requests(work), [row.position for row in work.rows])
+        self._pool.pin(work.requests, work.positions)
         name = f"step m{work.microbatch} s{work.step}"
         self._tasks[work.microbatch] = group.create_task(self._run(flight, previous), name=name)
 
@@ -152,7 +152,7 @@ class Steps:
                 tokens_T, logprobs_T = await self._forward(flight)
             finally:
                 # Before the report: with it the engine takes the blocks for free of this step.
-                self._pool.unpin(_requests(work))
+                self._pool.unpin(work.requests)
                 self._unpinned()
                 if self._flights.get(work.microbatch) is flight:
                     del self._flights[work.microbatch]
@@ -218,19 +218,15 @@ class Steps:
 
     def _next_tokens(self, work: control.StepWork, state: Any) -> Chosen:
         logits_TV = self._model.logits(state)
-        choosers = self._pool.choosers(_requests(work))
-        for chooser, row in zip(choosers, work.rows, strict=True):
-            chooser.saw(row.token)
-        tokens_T = choose_rows(logits_TV, choosers, [row.position + 1 for row in work.rows])
+        choosers = self._pool.choosers(work.requests)
+        for chooser, token in zip(choosers, work.tokens, strict=True):
+            if chooser.remembers:
+                chooser.saw(token)
+        tokens_T = choose_rows(logits_TV, choosers, [position + 1 for position in work.positions])
         return tokens_T, logprobs_of_rows(logits_TV, choosers, tokens_T)
 
     def _batch(self, work: control.StepWork) -> StepBatch:
-        rows_T2 = np.array([(row.token, row.position) for row in work.rows], dtype=np.int64)
-        num_blocks = int(rows_T2[:, 1].max()) // self._pool.block_tokens + 1
-        tables_TB = self._pool.block_rows(_requests(work), num_blocks)
-        tokens_T, positions_T = np.ascontiguousarray(rows_T2[:, 0]), np.ascontiguousarray(rows_T2[:, 1])
+        tokens_T, positions_T = np.array(work.tokens, dtype=np.int64), np.array(work.positions, dtype=np.int64)
+        num_blocks = max(work.positions) // self._pool.block_tokens + 1
+        tables_TB = self._pool.block_rows(work.requests, num_blocks)
         return StepBatch(tokens_T, positions_T, tables_TB, microbatch=work.microbatch, step=work.step)
-
-
-def _requests(work: control.StepWork) -> list[int]:
-    return [row.request for row in work.rows]

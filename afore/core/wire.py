@@ -40,18 +40,22 @@ def _name(value: object) -> str:
     return type(value).__name__
 
 
+def _integer(value: Any) -> int:
+    # Subclasses (IntEnum, numpy scalars) would come back as another type, and bool is a subclass too.
+    if type(value) is not int:
+        raise _Mismatch(f"is {_name(value)}, not int")
+    if not INT_MIN <= value <= INT_MAX:
+        raise _Mismatch(f"{value} does not fit 64 bits")
+    return value
+
+
+_INTEGER: tuple[Convert, Convert] = (_integer, _integer)
+
+
 def _scalar(kind: type) -> tuple[Convert, Convert]:
     def same(value: Any) -> Any:
         if type(value) is not kind:
             raise _Mismatch(f"is {_name(value)}, not {kind.__name__}")
-        return value
-
-    def integer(value: Any) -> int:
-        # Subclasses (IntEnum, numpy scalars) would come back as another type, and bool is a subclass too.
-        if type(value) is not int:
-            raise _Mismatch(f"is {_name(value)}, not int")
-        if not INT_MIN <= value <= INT_MAX:
-            raise _Mismatch(f"{value} does not fit 64 bits")
         return value
 
     def widened(value: Any) -> float:
@@ -69,7 +73,7 @@ def _scalar(kind: type) -> tuple[Convert, Convert]:
         return checked
 
     if kind is int:
-        return integer, integer
+        return _INTEGER
     if kind is float:
         return widened, same
     return (text, text) if kind is str else (same, same)
@@ -103,7 +107,12 @@ def _enum(kind: type[enum.Enum]) -> tuple[Convert, Convert]:
 
 
 def _sequence(item: tuple[Convert, Convert], make: type[list[Any]] | type[tuple[Any, ...]]) -> tuple[Convert, Convert]:
+    numbers = item is _INTEGER
+
     def convert_all(convert: Convert, values: Any) -> list[Any]:
+        # Prompts, and the columns of a step: thousands of numbers in one message, nearly never a mistake among them.
+        if numbers and values and set(map(type, values)) == {int} and INT_MIN <= min(values) and max(values) <= INT_MAX:
+            return list(values)
         out: list[Any] = []
         try:
             for value in values:

@@ -196,6 +196,10 @@ class Batcher:
         """Nobody waits for the request any more; it leaves at its step boundary."""
         self._end_all([r for r in self._requests.values() if r.client == client and r.name == name])
 
+    def end(self, request: Request) -> None:
+        """Nobody waits for this request any more, as ``cancel``."""
+        self._end_all([request])
+
     def cancel_client(self, client: int) -> None:
         """A client is gone with all of its requests."""
         self._end_all([r for r in self._requests.values() if r.client == client])
@@ -244,7 +248,8 @@ class Batcher:
 
     def _start_step(self, microbatch: Microbatch) -> None:
         """Begins a step of all requests that have room for its tokens; none when nobody has."""
-        growing = [r for r in microbatch.requests if self._ledger.blocks_for(r.length) > r.blocks]
+        block_tokens = self._ledger.block_tokens
+        growing = [r for r in microbatch.requests if len(r.prompt) + len(r.produced) > r.blocks * block_tokens]
         for request in sorted(growing, key=_age):
             if request.state is State.READY:  # and has not been preempted for an older one just now
                 self._grow(request)
@@ -261,15 +266,17 @@ class Batcher:
         tokens_A = tuple(len(rows_A.get(attention, ())) for attention in range(self._topology.attention))
         self._send(SCHEDULER, 0, control.Announce(microbatch.number, step, tokens_A))
         for attention, requests in sorted(rows_A.items()):
-            rows = tuple(control.Row(r.ticket, r.produced[-1], r.length - 1) for r in requests)
-            self._send(ATTENTION, attention, control.StepWork(microbatch.number, step, rows))
+            tickets = tuple([r.ticket for r in requests])
+            tokens = tuple([r.produced[-1] for r in requests])
+            positions = tuple([len(r.prompt) + len(r.produced) - 1 for r in requests])
+            self._send(ATTENTION, attention, control.StepWork(microbatch.number, step, tickets, tokens, positions))
 
     def _grow(self, request: Request) -> None:
         """One more block for the request's next position, or an entry among those who lack one."""
         worker, lacking = request.attention, self._lacking_A[request.attention]
         lacking.pop(request.number, None)
         older = sum(number < request.number for number in lacking)
-        while self._ledger.free(worker) + self._coming(worker) <= older:
+        while self._ledger.free(worker) <= older and self._ledger.free(worker) + self._coming(worker) <= older:
             victim = max((r for r in self._seated.values() if self._can_go(r, worker)), key=_age)
             if victim is request:
                 break

@@ -261,7 +261,7 @@ class Engine:
 
     def _abort(self, requests: list[Request], reason: str) -> None:
         for request in requests:
-            self._batcher.cancel(request.client, request.name)
+            self._batcher.end(request)
             self.observer.ended(request.client, request.name, reason)
 
     def _fail(self, client: int, name: str, error: RequestError | RoleLost) -> None:
