@@ -23,11 +23,12 @@ from afore.models.attention import AttentionModel
 from afore.models.config import ModelSpec
 from afore.models.kv import BlockAllocator, KVLayout
 from afore.scheduler.policies.registry import policy_wants_predictions
-from afore.transport.api import Lane, Region
+from afore.transport.api import Lane, Notification, Region
 from afore.transport.bells import BellKind, decode
 from afore.transport.crew import crew, reporting
 from afore.transport.exchange import Replies
 from afore.transport.layouts import layouts_for
+from afore.transport.queues import attend
 from afore.transport.session import HUB, Directory, HubSession, RoleContext
 from afore.workers.compute import Compute
 from afore.workers.ids_record import IdsRecord, ids_record
@@ -207,11 +208,13 @@ class Epoch:
                 raise WireError(HUB, f"sent {type(message).__name__}, which an attention worker cannot serve")
 
     async def _hear_replies(self) -> None:
-        while True:
-            for bell in await self._exchange.notified(timeout_us=None):
-                reply = decode(bell.immediate)
-                if reply.kind is BellKind.REPLY:
-                    self._steps.replied(reply.microbatch, reply.rank)
+        await attend(self._exchange, self._hear)
+
+    def _hear(self, notifications: list[Notification]) -> None:
+        for notification in notifications:
+            reply = decode(notification.immediate)
+            if reply.kind is BellKind.REPLY:
+                self._steps.replied(reply.microbatch, reply.rank)
 
     async def _tell_freed(self) -> None:
         """The engine cannot know when prefill or a cancelled step has stopped writing, so it is told."""

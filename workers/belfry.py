@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 from afore.core.errors import WireError
-from afore.transport.api import Region
+from afore.transport.api import Notification, Region
 from afore.transport.bells import Bell, BellKind, decode
+from afore.transport.queues import attend
 
 
 class Belfry:
@@ -31,11 +32,13 @@ class Belfry:
 
     async def run(self) -> None:
         """Listens. Raises ``RegionRevoked`` once the region is closed, ``WireError`` for a bell that is not for an FFN worker."""
-        while True:
-            for notification in await self._region.notified(timeout_us=None):
-                bell = decode(notification.immediate)
-                if not self.heard(bell):
-                    raise WireError(notification.peer, f"rang {bell.kind.name} at an FFN worker", "do versions agree?")
+        await attend(self._region, self._hear)
+
+    def _hear(self, notifications: list[Notification]) -> None:
+        for notification in notifications:
+            bell = decode(notification.immediate)
+            if not self.heard(bell):
+                raise WireError(notification.peer, f"rang {bell.kind.name} at an FFN worker", "do versions agree?")
 
     def heard(self, bell: Bell) -> bool:
         """Sets the event of a bell; False for one that is not for an FFN worker."""
