@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from afore.core.errors import WireError
+from afore.core.signal import Signal
 from afore.transport.api import Notification, Region
 from afore.transport.bells import Bell, BellKind, decode
 from afore.transport.queues import attend
@@ -16,11 +16,11 @@ class Belfry:
 
     def __init__(self, region: Region) -> None:
         self._region = region
-        self.plan = asyncio.Event()
+        self.plan = Signal()
         """The ring has an entry."""
-        self.verdicts = asyncio.Event()
+        self.verdicts = Signal()
         """A set of verdicts is complete."""
-        self.inputs = asyncio.Event()
+        self.inputs = Signal()
         """Inputs of some target have come. The sequencer also wakes itself with it."""
         self.on_inputs: Callable[[int, int], None] | None = None
         """Also told (attention worker, microbatch) of every input bell."""

@@ -17,6 +17,7 @@ import numpy as np
 from afore.core import control
 from afore.core.demand import count_demand
 from afore.core.errors import DeadlineExceeded, WireError
+from afore.core.signal import Signal
 from afore.core.target import Target
 from afore.core.topology import FFN, member_name
 from afore.models.attention import AttentionModel, Routed, StepBatch
@@ -45,7 +46,7 @@ class _Flight:
         self.work = work
         self.cancelled = False
         self._replies: PendingReplies | None = None
-        self._wake: asyncio.Future[None] | None = None
+        self._wake = Signal()
 
     def expect(self, replies: PendingReplies) -> PendingReplies:
         """From now on bells concern ``replies``: set before the first byte goes out, so that none is missed."""
@@ -61,13 +62,15 @@ class _Flight:
         self.cancelled = True
         self._settle()
 
-    async def settled(self) -> None:
-        """Returns once all replies are there or the step is cancelled."""
+    async def settled(self, timeout_us: float) -> bool:
+        """Returns once all replies are there or the step is cancelled; False if that takes longer than ``timeout_us``."""
         assert self._replies is not None
         if not (self._replies.complete or self.cancelled):
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-        self._wake = self._replies = None
+            self._wake.clear()
+            if not await self._wake.wait(timeout_us):
+                return False
+        self._replies = None
+        return True
 
     def check(self) -> None:
         """Raises ``GivenUp`` once cancelled: stands before every phase, so that a cancelled step writes nothing more."""
@@ -75,8 +78,7 @@ class _Flight:
             raise GivenUp
 
     def _settle(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        self._wake.set()
 
 
 class Steps:
@@ -205,12 +207,9 @@ class Steps:
 
     async def _all_replies(self, flight: _Flight, replies: PendingReplies) -> None:
         """Waits for all N replies. Raises ``GivenUp``, or ``DeadlineExceeded`` naming who has not replied."""
-        try:
-            async with asyncio.timeout(self._reply_timeout_us * 1e-6):
-                await flight.settled()
-        except TimeoutError:
+        if not await flight.settled(self._reply_timeout_us):
             late = ", ".join(member_name(FFN, worker) for worker in replies.missing)
-            raise DeadlineExceeded(late, f"no reply to {replies.target}", "see its log; raise times.step_s") from None
+            raise DeadlineExceeded(late, f"no reply to {replies.target}", "see its log; raise times.step_s")
         flight.check()
 
     def _combine(self, state: Any, replies: PendingReplies) -> None:

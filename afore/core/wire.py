@@ -111,7 +111,7 @@ def _sequence(item: tuple[Convert, Convert], make: type[list[Any]] | type[tuple[
 
     def convert_all(convert: Convert, values: Any) -> list[Any]:
         # Prompts, and the columns of a step: thousands of numbers in one message, nearly never a mistake among them.
-        if numbers and values and set(map(type, values)) == {int} and INT_MIN <= min(values) and max(values) <= INT_MAX:
+        if numbers and values and set(map(type, values)) == {int} and min(values) >= INT_MIN and max(values) <= INT_MAX:
             return list(values)
         out: list[Any] = []
         try:

@@ -32,14 +32,16 @@ class Blocked(Protocol):
 class EmulatedEvent(DeviceEvent):
     """A point in a stream, whose time is known before it comes."""
 
-    __slots__ = ("_device", "blocked", "stamp_ns")
+    __slots__ = ("_blocked", "_device", "stamp_ns")
 
     def __init__(self, device: EmulatedDevice, stream_name: str) -> None:
-        super().__init__(device, stream_name)
-        self._device = device
+        # As the base's constructor; there are ten of these for every target of every worker.
+        self.owner = self._device = device
+        self.stream_name = stream_name
+        self.failure = None
+        self._waiters = None
         self.stamp_ns: int | None = None
-        self.blocked: list[Blocked] = []
-        """What cannot go on before the stamp is known."""
+        self._blocked: list[Blocked] | None = None
 
     @property
     def done(self) -> bool:
@@ -54,11 +56,18 @@ class EmulatedEvent(DeviceEvent):
         """The stream reaches this point at ``stamp_ns``, now or later."""
         self.failure = failure
         self.stamp_ns = stamp_ns
-        for stream in self.blocked:
-            stream.unblock()
-        self.blocked.clear()
+        if self._blocked is not None:
+            blocked, self._blocked = self._blocked, None
+            for stream in blocked:
+                stream.unblock()
         if self._waiters:
             self._device.fleet.call_at(stamp_ns, self.release_if_over)
+
+    def blocks(self, blocked: Blocked) -> None:
+        """``blocked`` cannot go on before the stamp is known."""
+        if self._blocked is None:
+            self._blocked = []
+        self._blocked.append(blocked)
 
     def _arm(self) -> None:
         self._device.awaited[self] = None
@@ -118,7 +127,7 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
     def meet(self, meeting: Meeting) -> None:
         """What is enqueued from now on starts once the streams of all parties have come to the meeting."""
         here, begun = self.record(), self._new_event()
-        here.blocked.append(_Coming(here, meeting))
+        here.blocks(_Coming(here, meeting))
 
         def begin(stamp_ns: int) -> None:
             begun.stamp(stamp_ns, None)
@@ -182,7 +191,7 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
             elif isinstance(item, Wait):
                 stamp_ns = item.event.stamp_ns
                 if stamp_ns is None:
-                    item.event.blocked.append(self)
+                    item.event.blocks(self)
                     return
                 items.popleft()
                 self._tail_ns = max(start_ns, stamp_ns)

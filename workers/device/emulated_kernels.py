@@ -128,9 +128,7 @@ class CountedKernels:
         """``partition`` of inputs that are counted already; charges the same."""
         if self._device.working_on.pairs == 0:
             self._device.charge_us(self._device.profile.partition_pair_ns * gathered.pairs / 1e3)
-        out.count = count_demand(
-            gathered.demand_E, shares_X4, primary_row_E, my_rank, num_rows, first_redundant, out
-        )
+        out.count = count_demand(gathered.demand_E, shares_X4, primary_row_E, my_rank, num_rows, first_redundant, out)
 
     def take_time(self, pairs: Pairs) -> None:
         """``grouped_mlp`` without its arguments."""

@@ -35,6 +35,10 @@ class InputSource(Protocol):
         """The target whose inputs the slot holds."""
         ...
 
+    def has(self, target: Target, tokens: int) -> bool:
+        """Whether the slot of the target's microbatch holds it, with so many rows."""
+        ...
+
     def read(self, microbatch: int, target: Target) -> Inputs | None:
         """Views hidden [T, D], ids [T, K], weights [T, K] once the slot holds ``target``; valid until this worker replies."""
         ...
@@ -71,7 +75,8 @@ class SharedGroup:
 
     def missing(self, entry: PlanEntry) -> tuple[int, ...]:
         """See ``Group.missing``. The header says whether the rows are there; a bell is only the reason to look."""
-        return tuple(a for a, tokens in enumerate(entry.tokens_A) if tokens and self._inputs(entry, a) is None)
+        target, readers_A = entry.target, self._readers_A
+        return tuple([a for a, tokens in enumerate(entry.tokens_A) if tokens and not readers_A[a].has(target, tokens)])
 
     def arrived(self, attention: int, microbatch: int) -> Target | None:
         """See ``Group.arrived``."""
