@@ -140,7 +140,7 @@ class Inbox(Arrivals[Notification]):
             self._wake_one()
 
     async def attend(self, heard: Heard) -> NoReturn:
-        """Calls ``heard`` with what is queued, then with everything at the moment it comes. Raises the ending, and what it raises."""
+        """Calls ``heard`` with what is queued, then with all at the moment it comes. Raises the ending, and what it raises."""
         assert self._heard is None, "one reader attends an inbox"
         if self.items:
             heard(self._settle())

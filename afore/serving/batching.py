@@ -166,12 +166,24 @@ class Batcher:
         flight.waiting_for.discard(attention)
         requests = flight.rows_A[attention]
         logprobs_T = done.logprobs or (None,) * len(requests)
+        spoken = _Spoken(self._out)
         for request, token, logprobs in zip(requests, done.tokens, logprobs_T, strict=True):
             request.cancelled_step = False
-            if self._step_is_over(request):
-                self._take_token(request, token, logprobs)
+            if request.state is State.RUNNING:
+                request.state = State.READY
+                text, finish = request.push(token, self._eos_ids)
+                if finish or logprobs is not None:
+                    spoken.send()
+                    self._say(
+                        request,
+                        control.TokenOut(request.name, len(request.produced) - 1, token, finish, text, logprobs),
+                    )
+                else:
+                    spoken.add(request, token, text)
+        spoken.send()
         for request in requests:
-            self._leave_if_due(request)
+            if request.leaving or request.state is State.ENDED:
+                self._leave_if_due(request)
         if not flight.waiting_for:
             microbatch.flight = None
         self._settle()
@@ -305,7 +317,9 @@ class Batcher:
 
     def _take_token(self, request: Request, token: int, logprobs: control.TokenLogprobs | None) -> None:
         """Records and sends a token; the last one ends the request."""
-        out = request.take(token, logprobs, self._eos_ids)
+        self._say(request, request.take(token, logprobs, self._eos_ids))
+
+    def _say(self, request: Request, out: control.TokenOut) -> None:
         self._send(CLIENT, request.client, out)
         if out.finish:
             finished = control.Finished(request.name, out.finish, len(request.prompt), len(request.produced))
@@ -369,6 +383,39 @@ class Batcher:
 
     def _send(self, role: str, rank: int, message: control.Message) -> None:
         self._out.append(((role, rank), message))
+
+
+class _Spoken:
+    """Tokens of one step on their way out: those that follow one another to the same client go together."""
+
+    __slots__ = ("_client", "_indices", "_names", "_out", "_texts", "_tokens")
+
+    def __init__(self, out: list[tuple[Destination, control.Message]]) -> None:
+        self._out = out
+        self._client = NOWHERE
+        self._names: list[str] = []
+        self._indices: list[int] = []
+        self._tokens: list[int] = []
+        self._texts: list[str] = []
+
+    def add(self, request: Request, token: int, text: str) -> None:
+        """The newest token of the request, which is not its last."""
+        if request.client != self._client:
+            self.send()
+            self._client = request.client
+        self._names.append(request.name)
+        self._indices.append(len(request.produced) - 1)
+        self._tokens.append(token)
+        self._texts.append(text)
+
+    def send(self) -> None:
+        """What has come together goes out."""
+        if self._names:
+            names, indices, tokens, texts = map(tuple, (self._names, self._indices, self._tokens, self._texts))
+            together = control.TokensOut(names, indices, tokens, texts if any(texts) else ())
+            self._out.append(((CLIENT, self._client), together))
+            for column in (self._names, self._indices, self._tokens, self._texts):
+                column.clear()
 
 
 def _age(request: Request) -> int:

@@ -274,7 +274,9 @@ class Engine:
     def _send(self) -> None:
         for (role, rank), message in self._batcher.drain():
             if role == CLIENT:
-                if isinstance(message, control.TokenOut):
+                if isinstance(message, control.TokensOut):
+                    self.observer.tokens(rank, message)
+                elif isinstance(message, control.TokenOut):
                     self.observer.token(rank, message.request, message.index)
                 elif isinstance(message, control.Finished):
                     self.observer.ended(rank, message.request, message.reason)

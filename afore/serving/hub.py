@@ -121,7 +121,11 @@ class Hub:
         """Posts to a client; a client that is gone misses nothing it could read."""
         local = self._local.get(client)
         if local is not None:
-            local(message)
+            if isinstance(message, control.TokensOut):
+                for token in message.each():
+                    local(token)
+            else:
+                local(message)
             return
         outbox = self._clients.get(client)
         if outbox is not None:
