@@ -133,8 +133,11 @@ class LoopbackLink:
     def lane(self) -> Lane:
         return self._lane
 
-    def write_now(self, remote: RegionKey, offset: int, data: bytes, notify: int | None = None) -> bool:
-        """``write`` of what need not wait and cannot be wrong, without the coroutine; False: nothing was done, use ``write``."""
+    def write_now(self, remote: RegionKey, offset: int, data: bytes | memoryview, notify: int | None = None) -> bool:
+        """``write`` of plain bytes that need not wait and cannot be wrong, without the coroutine; False: nothing was done.
+
+        ``data``: bytes, or a memoryview of them.
+        """
         last = self._last
         if (
             last is None
@@ -153,7 +156,7 @@ class LoopbackLink:
         if self._wire is None:
             self._land(last[1], offset, data, notify)
         else:
-            self._send(self._wire, last[1], offset, data, notify)
+            self._send(self._wire, last[1], offset, bytes(data), notify)
         return True
 
     async def write(
@@ -240,7 +243,14 @@ class LoopbackLink:
         if payload:
             region.memory[offset : offset + len(payload)] = payload
         if notify is not None:
-            region.inbox.put(Notification(self._source, notify), self)
+            inbox = region.inbox
+            if inbox.attended:
+                self._credits += 1
+                if self._turnstile.line:
+                    self._turnstile.poke()
+                inbox.hear([Notification(self._source, notify)])
+            else:
+                inbox.put(Notification(self._source, notify), self)
 
     def give_back(self, count: int) -> None:
         """The owner took ``count`` notifications."""

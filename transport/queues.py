@@ -132,7 +132,7 @@ class Inbox(Arrivals[Notification]):
         """Queues, and wakes a reader; or tells who attends."""
         if self._heard is not None:
             sender.give_back(1)
-            self._hear([notification])
+            self.hear([notification])
             return
         self.items.append(notification)
         self._owed.append(sender)
@@ -154,7 +154,13 @@ class Inbox(Arrivals[Notification]):
             self._heard = self._attended = None
         raise AssertionError("attending ends by an error alone")
 
-    def _hear(self, notifications: list[Notification]) -> None:
+    @property
+    def attended(self) -> bool:
+        """Whether somebody hears at once of what comes."""
+        return self._heard is not None
+
+    def hear(self, notifications: list[Notification]) -> None:
+        """Tells who attends; what it raises ends the attending."""
         assert self._heard is not None
         assert self._attended is not None
         try:

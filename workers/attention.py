@@ -24,7 +24,7 @@ from afore.models.config import ModelSpec
 from afore.models.kv import BlockAllocator, KVLayout
 from afore.scheduler.policies.registry import policy_wants_predictions
 from afore.transport.api import Lane, Notification, Region
-from afore.transport.bells import BellKind, decode
+from afore.transport.bells import BellKind, decode, kind_of, pair_of
 from afore.transport.crew import crew, reporting
 from afore.transport.exchange import Replies
 from afore.transport.layouts import layouts_for
@@ -212,9 +212,11 @@ class Epoch:
 
     def _hear(self, notifications: list[Notification]) -> None:
         for notification in notifications:
-            reply = decode(notification.immediate)
-            if reply.kind is BellKind.REPLY:
-                self._steps.replied(reply.microbatch, reply.rank)
+            kind = kind_of(notification.immediate)
+            if kind is BellKind.REPLY:
+                self._steps.replied(*pair_of(notification.immediate))
+            elif kind is None:
+                decode(notification.immediate)  # raises: no bell
 
     async def _tell_freed(self) -> None:
         """The engine cannot know when prefill or a cancelled step has stopped writing, so it is told."""

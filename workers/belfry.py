@@ -7,7 +7,7 @@ from collections.abc import Callable
 from afore.core.errors import WireError
 from afore.core.signal import Signal
 from afore.transport.api import Notification, Region
-from afore.transport.bells import Bell, BellKind, decode
+from afore.transport.bells import Bell, BellKind, decode, kind_of
 from afore.transport.queues import attend
 
 
@@ -36,9 +36,14 @@ class Belfry:
 
     def _hear(self, notifications: list[Notification]) -> None:
         for notification in notifications:
-            bell = decode(notification.immediate)
-            if not self.heard(bell):
-                raise WireError(notification.peer, f"rang {bell.kind.name} at an FFN worker", "do versions agree?")
+            kind = kind_of(notification.immediate)
+            event = None if kind is None else self._events.get(kind)
+            if event is None or (kind is BellKind.INPUTS and self.on_inputs is not None):
+                bell = decode(notification.immediate)
+                if not self.heard(bell):
+                    raise WireError(notification.peer, f"rang {bell.kind.name} at an FFN worker", "do versions agree?")
+            else:
+                event.set()
 
     def heard(self, bell: Bell) -> bool:
         """Sets the event of a bell; False for one that is not for an FFN worker."""

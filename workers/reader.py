@@ -162,17 +162,17 @@ class Reader:
         return all(verdict is Verdict.ACCEPTED for verdict in verdicts)
 
     async def _all_verdicts(self, sequence: int) -> tuple[Verdict, ...]:
-        verdicts = self._ring.verdicts(sequence)
-        if Verdict.NONE not in verdicts:
-            return verdicts
+        ring = self._ring
+        if ring.judged(sequence):
+            return ring.verdicts(sequence)
         due_ns = self._clock.now_ns() + self._verdict_timeout_us * 1e3
         rang = True
         while True:
             self._verdict_bell.clear()
-            verdicts = self._ring.verdicts(sequence)
-            if Verdict.NONE not in verdicts:
-                return verdicts
+            if ring.judged(sequence):
+                return ring.verdicts(sequence)
             if not rang:
+                verdicts = ring.verdicts(sequence)
                 raise DeadlineExceeded(
                     ", ".join(member_name(FFN, w) for w, v in enumerate(verdicts) if v is Verdict.NONE),
                     f"no verdict on plan {sequence} within {self._verdict_timeout_us / 1e6:g} s",

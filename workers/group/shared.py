@@ -19,6 +19,7 @@ from afore.core.target import Target
 from afore.transport import bells
 from afore.transport.api import Link, RegionKey
 from afore.transport.exchange import ExchangeLayout, Inputs, ReplyBuffer
+from afore.transport.ringing import put
 from afore.workers.device.base import Stream, Work
 from afore.workers.staging import Staging
 
@@ -110,7 +111,7 @@ class SharedGroup:
             if tokens:
                 peer = self._peers_A[a]
                 packed = self._replies_MA[microbatch][a].pack(entry.target, tokens)
-                await peer.link.write(peer.key, offset, packed, notify=bell, timeout_us=self._timeout_us)
+                await put(peer.link, peer.key, offset, packed, bell, timeout_us=self._timeout_us)
 
     def close(self) -> None:
         """See ``Group.close``."""
