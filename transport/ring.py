@@ -303,7 +303,9 @@ class RingReader(_Ring):
     def judged(self, sequence: int) -> bool:
         """Whether all readers have said what they found of an entry that this one has not moved past."""
         words, mark = self._words, sequence + 1
-        return [words[at] >> VERDICT_BITS for at in self._verdict_words(sequence)].count(mark) == self._layout.num_readers
+        return [words[at] >> VERDICT_BITS for at in self._verdict_words(sequence)].count(
+            mark
+        ) == self._layout.num_readers
 
     def advance(self, stamp_ns: int) -> None:
         """Moves past the next entry: its slot may be reused once all have. The reader has judged it and used its copies."""

@@ -411,11 +411,17 @@ class _Spoken:
     def send(self) -> None:
         """What has come together goes out."""
         if self._names:
-            names, indices, tokens, texts = map(tuple, (self._names, self._indices, self._tokens, self._texts))
-            together = control.TokensOut(names, indices, tokens, texts if any(texts) else ())
+            together = control.TokensOut(
+                tuple(self._names),
+                tuple(self._indices),
+                tuple(self._tokens),
+                tuple(self._texts) if any(self._texts) else (),
+            )
             self._out.append(((CLIENT, self._client), together))
-            for column in (self._names, self._indices, self._tokens, self._texts):
-                column.clear()
+            self._names.clear()
+            self._indices.clear()
+            self._tokens.clear()
+            self._texts.clear()
 
 
 def _age(request: Request) -> int:
