@@ -39,6 +39,7 @@ from afore.transport.feedback import FeedbackReader
 from afore.transport.layouts import Layouts, layouts_for
 from afore.transport.mailbox import Mailbox
 from afore.transport.ring import RingWriter
+from afore.transport.ringing import ring_all
 from afore.transport.session import HUB, Directory, RoleContext
 
 
@@ -214,8 +215,7 @@ def _planning(
 
     async def ring_bells(sequence: int) -> None:
         bell = bells.PLAN(sequence)
-        for link, key in doors.bells:
-            await link.write(key, 0, b"", notify=bell, timeout_us=timeout_us)
+        await ring_all(doors.bells, bell, timeout_us=timeout_us)
         for link, key in doors.mirrors:
             offset, entry = layouts.ring.entry_offset(sequence), ring.raw_entry(sequence)
             await link.write(key, offset, entry, notify=bell, timeout_us=timeout_us)

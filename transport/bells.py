@@ -91,6 +91,17 @@ def decode(immediate: int) -> Bell:
     return Bell(kind, immediate & _VALUE_MASK)
 
 
+def kind_of(immediate: int) -> BellKind | None:
+    """``decode(immediate).kind`` for who asks for no more; None for what is no bell."""
+    return _KINDS.get(immediate >> VALUE_BITS)
+
+
+def pair_of(immediate: int) -> tuple[int, int]:
+    """(microbatch, rank) of an INPUTS, REPLY, DEMAND or PREDICTION bell."""
+    value = immediate & _VALUE_MASK
+    return value >> RANK_BITS, value & _RANK_MASK
+
+
 def _pair(kind: BellKind, microbatch: int, rank: int) -> int:
     if not (0 <= microbatch < 1 << MICROBATCH_BITS and 0 <= rank <= _RANK_MASK):
         raise ValueError(f"bell {kind.name}: microbatch {microbatch} or rank {rank} is out of range")

@@ -186,7 +186,7 @@ def meant(word: int) -> Target | None:
 class InputReader:
     """An FFN worker's view of one attention worker's input slots, in place."""
 
-    __slots__ = ("_epoch", "_layout", "_views", "_words", "memory")
+    __slots__ = ("_epoch", "_input_words", "_layout", "_views", "_words", "memory")
 
     def __init__(self, buffer: memoryview, layout: ExchangeLayout, epoch: int) -> None:
         """``buffer``: the mapped region. Views are writable where it is. Raises ``WireError`` for one that is too small."""
@@ -195,20 +195,31 @@ class InputReader:
         self._layout = layout
         self._epoch = epoch
         self._words = publishing_words(region)
+        self._input_words = [layout.input_offset(m) // WORD for m in range(layout.num_microbatches)]
         self._views = tuple(layout.input_arrays(region, m) for m in range(layout.num_microbatches))
 
     def holds(self, microbatch: int) -> Target | None:
         """The target whose inputs the slot holds; None before the first of this epoch, and for a damaged header."""
-        word = self._layout.input_offset(microbatch) // WORD
+        word = self._input_words[microbatch]
         target = self._words[word]
         return meant(target) if target and self._words[word + _EPOCH_WORD] == self._epoch else None
+
+    def has(self, target: Target, tokens: int) -> bool:
+        """Whether the slot of the target's microbatch holds it, with so many rows: ``read`` without its views."""
+        word = self._input_words[target.microbatch]
+        if self._words[word] != target.word() or self._words[word + _EPOCH_WORD] != self._epoch:
+            return False
+        if self._words[word + _TOKENS_WORD] == tokens:
+            return True
+        self.read(target.microbatch, target)  # raises, where the header cannot be
+        return False
 
     def read(self, microbatch: int, target: Target) -> Inputs | None:
         """Views hidden [T, D], ids [T, K], weights [T, K] once the slot holds ``target``; None before.
 
         They stay valid until this worker replies.
         """
-        word = self._layout.input_offset(microbatch) // WORD
+        word = self._input_words[microbatch]
         if self._words[word] != target.word() or self._words[word + _EPOCH_WORD] != self._epoch:
             return None
         tokens = self._words[word + _TOKENS_WORD]
@@ -325,6 +336,8 @@ class ReuseGuard:
         if self._targets[microbatch] is None:
             return ()
         done = self._replied[microbatch]
+        if len(done) == self._num_ffn:
+            return ()
         if self._aborted[microbatch]:
             done = done | self._passed[microbatch]
         return tuple(worker for worker in range(self._num_ffn) if worker not in done)
@@ -350,6 +363,11 @@ class ReuseGuard:
     def replied(self, target: Target, worker: int) -> bool:
         """``worker`` has replied to ``target``; whether the slot is free now. What concerns an earlier target changes nothing."""
         return self._note(self._replied, target, worker)
+
+    def all_replied(self, target: Target) -> None:
+        """All N workers have replied to ``target``."""
+        if self._targets[target.microbatch] == target:
+            self._replied[target.microbatch].update(range(self._num_ffn))
 
     def passed(self, target: Target, worker: int) -> bool:
         """``worker`` has moved past ``target``, which counts once it is known to be aborted; whether the slot is free now."""

@@ -187,6 +187,11 @@ class MirrorReader:
         target = self._words[word]
         return meant(target) if target and self._words[word + _EPOCH_WORD] == self._epoch else None
 
+    def has(self, target: Target, tokens: int) -> bool:
+        """Whether the slot of the target's microbatch holds it, with so many rows. Raises as ``read``."""
+        inputs = self.read(target.microbatch, target)
+        return inputs is not None and len(inputs[0]) == tokens
+
     def read(self, microbatch: int, target: Target) -> Inputs | None:
         """Views hidden [T, D], ids [T, K], weights [T, K] once the slot holds ``target``; None before.
 

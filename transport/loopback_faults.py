@@ -55,7 +55,7 @@ class Wire:
     ``name`` seeds the numbers, so that what one wire draws does not depend on what others carry.
     """
 
-    __slots__ = ("_busy_until_ns", "_faults", "_landed_ns", "_latency_ns", "_ns_per_byte", "_random")
+    __slots__ = ("_busy_until_ns", "_faults", "_landed_ns", "_latency_ns", "_ns_per_byte", "_random", "calm")
 
     def __init__(
         self,
@@ -72,6 +72,12 @@ class Wire:
         self._random = random.Random(f"{seed}/{name}")
         self._busy_until_ns = 0
         self._landed_ns = 0
+        self.calm = faults is None and bandwidth_gbps is None
+        """Whether all that it does is to take its latency: then ``lands_ns`` says the same as ``fly``."""
+
+    def lands_ns(self, now_ns: int) -> int:
+        """When what is sent now lands, where it is ``calm``: latencies do not change, so nothing overtakes."""
+        return now_ns + self._latency_ns
 
     def fly(self, now_ns: int, nbytes: int) -> Flight:
         """Sends ``nbytes`` now; never lands before what was sent earlier. A word is not torn: no fabric tears one backwards."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from afore.core.clock import Clock, deadline
 from afore.core.errors import LinkClosed, PeerLost, RegionRevoked
 from afore.transport.api import Buffer, Lane, Notification, RegionKey
-from afore.transport.buffers import flat, refuse_bounds, refuse_foreign, require_immediate, revoked
+from afore.transport.buffers import IMMEDIATE_LIMIT, flat, refuse_bounds, refuse_foreign, require_immediate, revoked
 from afore.transport.loopback_faults import Wire
 from afore.transport.loopback_sky import Sky
-from afore.transport.queues import Inbox, Turnstile
+from afore.transport.queues import Heard, Inbox, Turnstile
 
 ALIGNMENT = 64
 """Bytes to which a region's start is aligned, so that its views suit vector kernels as those of mapped memory do."""
@@ -26,7 +26,7 @@ class LoopbackRegion:
         self._key = key
         self._label = label
         self._forget = forget
-        self._view = _aligned(key.nbytes)
+        self.memory = _aligned(key.nbytes)
         self.inbox = Inbox(key.address, label)
         self.open = True
 
@@ -42,10 +42,14 @@ class LoopbackRegion:
     def buffer(self) -> memoryview:
         if not self.open:
             raise RegionRevoked(self._key.address, f"region {self._label!r} is closed", "register a new one")
-        return self._view
+        return self.memory
 
     async def notified(self, *, timeout_us: float | None) -> list[Notification]:
         return await self.inbox.take(timeout_us)
+
+    async def attend(self, heard: Heard) -> NoReturn:
+        """See ``attend``: ``heard`` is called as notifications land, without a turn of the event loop between."""
+        await self.inbox.attend(heard)
 
     def close(self) -> None:
         self.revoke("was closed")
@@ -58,7 +62,7 @@ class LoopbackRegion:
             self.inbox.revoke(self._label, self._key.address, reason)
 
     def view(self, writable: bool) -> memoryview:
-        return self._view[:] if writable else self._view.toreadonly()
+        return self.memory[:] if writable else self.memory.toreadonly()
 
 
 class LoopbackMapping:
@@ -129,9 +133,37 @@ class LoopbackLink:
     def lane(self) -> Lane:
         return self._lane
 
+    def write_now(self, remote: RegionKey, offset: int, data: bytes | memoryview, notify: int | None = None) -> bool:
+        """``write`` of plain bytes that need not wait and cannot be wrong, without the coroutine; False: nothing was done.
+
+        ``data``: bytes, or a memoryview of them.
+        """
+        last = self._last
+        if (
+            last is None
+            or last[0] is not remote
+            or not last[1].open
+            or self._closed
+            or self._lost
+            or self._turnstile.line
+            or not 0 <= offset <= remote.nbytes - len(data)
+        ):
+            return False
+        if notify is not None:
+            if not self._credits or not 0 <= notify < IMMEDIATE_LIMIT:
+                return False
+            self._credits -= 1
+        if self._wire is None:
+            self._land(last[1], offset, data, notify)
+        else:
+            self._send(self._wire, last[1], offset, bytes(data), notify)
+        return True
+
     async def write(
         self, remote: RegionKey, offset: int, data: Buffer, *, notify: int | None = None, timeout_us: float
     ) -> None:
+        if type(data) is bytes and self.write_now(remote, offset, data, notify):
+            return
         self._require_usable()
         last = self._last
         if last is not None and last[0] is remote and last[1].open:
@@ -184,6 +216,10 @@ class LoopbackLink:
 
     def _send(self, wire: Wire, region: LoopbackRegion, offset: int, payload: bytes, notify: int | None) -> None:
         now_ns = self._clock.now_ns()
+        if wire.calm:
+            self._flights.append((region, offset, payload, notify))
+            self._sky.land(wire.lands_ns(now_ns), now_ns, self._land_next)
+            return
         flight = wire.fly(now_ns, len(payload))
         if flight.first_ns is not None:
             parts = [(offset, payload[: flight.split]), (offset + flight.split, payload[flight.split :])]
@@ -205,10 +241,16 @@ class LoopbackLink:
                 self.give_back(1)
             return
         if payload:
-            region.buffer[offset : offset + len(payload)] = payload
+            region.memory[offset : offset + len(payload)] = payload
         if notify is not None:
-            region.inbox.put(Notification(self._source, notify), self)
-            region.inbox.wake()
+            inbox = region.inbox
+            if inbox.attended:
+                self._credits += 1
+                if self._turnstile.line:
+                    self._turnstile.poke()
+                inbox.hear([Notification(self._source, notify)])
+            else:
+                inbox.put(Notification(self._source, notify), self)
 
     def give_back(self, count: int) -> None:
         """The owner took ``count`` notifications."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context
 
 from afore.core.clock import Clock
+from afore.core.virtual_loop import VirtualLoop
 
 
 class Sky:
@@ -14,10 +16,14 @@ class Sky:
     A virtual loop that shuffles what is due at one instant gets a timer for each landing: that order is what its seed explores.
     """
 
-    __slots__ = ("_clock", "_last", "_last_ns")
+    __slots__ = ("_clock", "_context", "_last", "_last_ns", "_loop")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._loop: VirtualLoop | None = None
+        """The loop, once it is known to keep order."""
+        self._context = Context()
+        """Landings read no context of their senders."""
         self._last_ns = -1
         self._last: list[Callable[[], None]] = []
 
@@ -26,12 +32,15 @@ class Sky:
         if lands_ns == self._last_ns:
             self._last.append(landing)
             return
-        loop = asyncio.get_running_loop()
-        if not getattr(loop, "in_order", False):
-            loop.call_later((lands_ns - now_ns) * 1e-9, landing)
-            return
+        loop = self._loop
+        if loop is None:
+            running = asyncio.get_running_loop()
+            if not (isinstance(running, VirtualLoop) and running.in_order):
+                running.call_later((lands_ns - now_ns) * 1e-9, landing)
+                return
+            loop = self._loop = running
         self._last_ns, self._last = lands_ns, [landing]
-        loop.call_later((lands_ns - now_ns) * 1e-9, self._land_all, self._last)
+        loop.call_at_ns(lands_ns, self._land_all, self._last, context=self._context)
 
     def _land_all(self, landings: list[Callable[[], None]]) -> None:
         if landings is self._last:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 from afore.core.clock import deadline
 from afore.core.errors import DeadlineExceeded, RegionRevoked, TransportError
@@ -17,6 +17,8 @@ from afore.transport.api import Notification
 from afore.transport.idle import Idle
 
 T = TypeVar("T")
+Heard = Callable[[list[Notification]], None]
+"""Called with notifications, in order. What it raises ends the attending."""
 Ending = Callable[[], TransportError]
 """Makes the error that waiters get, anew for each."""
 
@@ -112,7 +114,7 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
 class Inbox(Arrivals[Notification]):
     """Notifications of one region, from their delivery until ``take``; what is taken becomes credit of its sender."""
 
-    __slots__ = ("_idle", "_owed")
+    __slots__ = ("_attended", "_heard", "_idle", "_owed")
 
     def __init__(
         self, address: str, label: str, *, look: Callable[[], None] | None = None, idle: Idle | None = None
@@ -122,13 +124,59 @@ class Inbox(Arrivals[Notification]):
         self._idle = idle
         self._owed: list[Creditor] = []
         """The sender of each item."""
+        self._heard: Heard | None = None
+        """Who hears at once of what comes."""
+        self._attended: asyncio.Future[NoReturn] | None = None
 
     def put(self, notification: Notification, sender: Creditor) -> None:
-        """Queues, and wakes a reader."""
+        """Queues, and wakes a reader; or tells who attends."""
+        if self._heard is not None:
+            sender.give_back(1)
+            self.hear([notification])
+            return
         self.items.append(notification)
         self._owed.append(sender)
         if self._waiters:
             self._wake_one()
+
+    async def attend(self, heard: Heard) -> NoReturn:
+        """Calls ``heard`` with what is queued, then with all at the moment it comes. Raises the ending, and what it raises."""
+        assert self._heard is None, "one reader attends an inbox"
+        if self.items:
+            heard(self._settle())
+        if self.ending is not None:
+            raise self.ending()
+        self._heard = heard
+        self._attended = asyncio.get_running_loop().create_future()
+        try:
+            await self._attended
+        finally:
+            self._heard = self._attended = None
+        raise AssertionError("attending ends by an error alone")
+
+    @property
+    def attended(self) -> bool:
+        """Whether somebody hears at once of what comes."""
+        return self._heard is not None
+
+    def hear(self, notifications: list[Notification]) -> None:
+        """Tells who attends; what it raises ends the attending."""
+        assert self._heard is not None
+        assert self._attended is not None
+        try:
+            self._heard(notifications)
+        except Exception as error:
+            # The one who rang is not to blame: the reader ends.
+            self._heard = _deaf
+            if not self._attended.done():
+                self._attended.set_exception(error)
+
+    def end(self, ending: Ending) -> None:
+        """See ``Arrivals.end``; who attends gets the ending too."""
+        super().end(ending)
+        if self._attended is not None and not self._attended.done():
+            self._heard = _deaf
+            self._attended.set_exception(ending())
 
     async def take(self, timeout_us: float | None) -> list[Notification]:
         """Everything that is queued, at least one. Raises ``DeadlineExceeded`` or the ending."""
@@ -156,6 +204,28 @@ class Inbox(Arrivals[Notification]):
             for sender, count in Counter(owed).items():
                 sender.give_back(count)
         return taken
+
+
+def _deaf(notifications: list[Notification]) -> None:
+    """The reader has ended."""
+
+
+class NotifiedRegion(Protocol):
+    """What ``attend`` needs of a region."""
+
+    async def notified(self, *, timeout_us: float | None) -> list[Notification]: ...
+
+
+async def attend(region: NotifiedRegion, heard: Heard) -> NoReturn:
+    """Calls ``heard`` with all notifications of a region, in order, as soon as the fabric has them. Raises as ``notified`` does.
+
+    ``heard`` must not await, so that a fabric can call it where a notification lands and need not wake a task for each.
+    """
+    direct = getattr(region, "attend", None)
+    if direct is not None:
+        await direct(heard)
+    while True:
+        heard(await region.notified(timeout_us=None))
 
 
 class _Place:

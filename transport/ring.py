@@ -292,14 +292,20 @@ class RingReader(_Ring):
         self._words[self._verdict_word(sequence, self._rank)] = (sequence + 1) << VERDICT_BITS | verdict
         # Without it both of two last readers could look before the other's store is visible, and nobody would ring.
         full_fence()
-        words = self._words
-        return all(words[at] >> VERDICT_BITS == sequence + 1 for at in self._verdict_words(sequence))
+        return self.judged(sequence)
 
     def verdicts(self, sequence: int) -> tuple[Verdict, ...]:
         """What each reader has said of an entry that this one has not moved past. Raises ``PlanError`` for an earlier one."""
         if sequence < self._next:
             raise PlanError(f"reader {self._rank} has moved past sequence {sequence}: its slot may be reused")
         return self._all_verdicts(sequence)
+
+    def judged(self, sequence: int) -> bool:
+        """Whether all readers have said what they found of an entry that this one has not moved past."""
+        words, mark = self._words, sequence + 1
+        return [words[at] >> VERDICT_BITS for at in self._verdict_words(sequence)].count(
+            mark
+        ) == self._layout.num_readers
 
     def advance(self, stamp_ns: int) -> None:
         """Moves past the next entry: its slot may be reused once all have. The reader has judged it and used its copies."""

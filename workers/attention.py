@@ -25,11 +25,12 @@ from afore.models.attention import AttentionModel
 from afore.models.config import ModelSpec
 from afore.models.kv import BlockAllocator, KVLayout
 from afore.scheduler.policies.registry import policy_wants_predictions
-from afore.transport.api import Lane, Region
-from afore.transport.bells import BellKind, decode
+from afore.transport.api import Lane, Notification, Region
+from afore.transport.bells import BellKind, decode, kind_of, pair_of
 from afore.transport.crew import crew, reporting
 from afore.transport.exchange import ExchangeLayout, Replies
 from afore.transport.layouts import layouts_for
+from afore.transport.queues import attend
 from afore.transport.session import HUB, Directory, HubSession, RoleContext
 from afore.workers.compute import Compute
 from afore.workers.device.cuda.places import ROWS, ROWS_NBYTES
@@ -272,11 +273,15 @@ class Epoch:
                 raise WireError(HUB, f"sent {type(message).__name__}, which an attention worker cannot serve")
 
     async def _hear_replies(self) -> None:
-        while True:
-            for bell in await self._exchange.notified(timeout_us=None):
-                reply = decode(bell.immediate)
-                if reply.kind is BellKind.REPLY:
-                    self._steps.replied(reply.microbatch, reply.rank)
+        await attend(self._exchange, self._hear)
+
+    def _hear(self, notifications: list[Notification]) -> None:
+        for notification in notifications:
+            kind = kind_of(notification.immediate)
+            if kind is BellKind.REPLY:
+                self._steps.replied(*pair_of(notification.immediate))
+            elif kind is None:
+                decode(notification.immediate)  # raises: no bell
 
     async def _tell_freed(self) -> None:
         """The engine cannot know when prefill or a cancelled step has stopped writing, so it is told."""

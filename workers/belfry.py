@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from afore.core.errors import WireError
-from afore.transport.api import Region
-from afore.transport.bells import Bell, BellKind, decode
+from afore.core.signal import Signal
+from afore.transport.api import Notification, Region
+from afore.transport.bells import Bell, BellKind, decode, kind_of
+from afore.transport.queues import attend
 
 
 class Belfry:
@@ -15,11 +16,11 @@ class Belfry:
 
     def __init__(self, region: Region) -> None:
         self._region = region
-        self.plan = asyncio.Event()
+        self.plan = Signal()
         """The ring has an entry."""
-        self.verdicts = asyncio.Event()
+        self.verdicts = Signal()
         """A set of verdicts is complete."""
-        self.inputs = asyncio.Event()
+        self.inputs = Signal()
         """Inputs of some target have come. The sequencer also wakes itself with it."""
         self.on_inputs: Callable[[int, int], None] | None = None
         """Also told (attention worker, microbatch) of every input bell."""
@@ -31,11 +32,18 @@ class Belfry:
 
     async def run(self) -> None:
         """Listens. Raises ``RegionRevoked`` once the region is closed, ``WireError`` for a bell that is not for an FFN worker."""
-        while True:
-            for notification in await self._region.notified(timeout_us=None):
+        await attend(self._region, self._hear)
+
+    def _hear(self, notifications: list[Notification]) -> None:
+        for notification in notifications:
+            kind = kind_of(notification.immediate)
+            event = None if kind is None else self._events.get(kind)
+            if event is None or (kind is BellKind.INPUTS and self.on_inputs is not None):
                 bell = decode(notification.immediate)
                 if not self.heard(bell):
                     raise WireError(notification.peer, f"rang {bell.kind.name} at an FFN worker", "do versions agree?")
+            else:
+                event.set()
 
     def heard(self, bell: Bell) -> bool:
         """Sets the event of a bell; False for one that is not for an FFN worker."""

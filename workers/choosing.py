@@ -16,7 +16,7 @@ F32 = npt.NDArray[np.float32]
 class Chooser:
     """How one request's tokens are chosen: a function of logits, seed, choice, position and the sequence so far."""
 
-    __slots__ = ("_params", "_sampling", "_seen", "_seen_ids", "plain", "reports")
+    __slots__ = ("_params", "_sampling", "_seen", "_seen_ids", "plain", "remembers", "reports")
 
     def __init__(self, sampling: Sampling, seen: Iterable[int] = ()) -> None:
         """``seen``: tokens of the sequence so far; of interest only where repetition is penalised."""
@@ -31,6 +31,8 @@ class Chooser:
         self._seen_ids: npt.NDArray[np.int64] | None = None
         self.plain = self._params.greedy and self._seen is None
         """Whether the token is the logits' argmax and nothing else."""
+        self.remembers = self._seen is not None
+        """Whether its choice depends on the tokens so far: else nobody need tell it of them."""
         self.reports = sampling.logprobs >= 0
         """Whether log-probabilities were asked for."""
 

@@ -11,8 +11,10 @@ from afore.workers.device.ports import EmulatedFleet
 from afore.workers.device.profile import CostProfile
 from afore.workers.experts import Store
 from afore.workers.ffn_world import HostParts
+from afore.workers.group.counted import CountedCompute, CountedGroup, CountedStaging, GatheredOnce
 from afore.workers.group.emulated import EmulatedGroup
 from afore.workers.group.shared import AttentionPeer, SharedGroup
+from afore.workers.staging import Staging
 from afore.workers.store_shape import StoreShape
 from afore.workers.tagged import TaggedPeer, TaggedStore
 
@@ -24,7 +26,8 @@ class EmulatedFfn(HostParts):
     """Worker ``rank`` of ``fleet``, with the costs of ``profile``. ``stores`` gets its tags, for a check in the end.
 
     ``collectives``: gather and reduce begin together on all workers; without, each worker goes on by itself, as on one host.
-    ``counted``: the model is one of counts; nothing is computed, and no tags are kept.
+    ``counted_experts``: the model is one of counts, of so many experts; nothing is computed, and no tags are kept. Where there are
+    collectives, their results are shared by ``once``, that of the fleet.
     ``own_collectives``: see ``EmulatedDevice``.
     """
 
@@ -36,13 +39,18 @@ class EmulatedFfn(HostParts):
         stores: list[TaggedStore],
         *,
         collectives: bool = True,
-        counted: bool = False,
+        counted_experts: int = 0,
+        once: GatheredOnce | None = None,
         own_collectives: bool = False,
     ) -> None:
         self._collectives = collectives
-        self._counted = counted
+        self._counted_experts = counted_experts
+        counted = counted_experts > 0
+        self._once = once if counted and collectives else None
         self._device = EmulatedDevice(fleet, rank, profile, counted=counted, own_collectives=own_collectives)
         self._stores = stores
+        if self._once is not None:
+            self.compute = CountedCompute
 
     @property
     def device(self) -> EmulatedDevice:
@@ -52,7 +60,7 @@ class EmulatedFfn(HostParts):
         return NO_MEMORY
 
     def store(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> TaggedStore:
-        store = TaggedStore(shape, layout, self._device.executing, keep=not self._counted)
+        store = TaggedStore(shape, layout, self._device.executing, keep=not self._counted_experts)
         self._stores.append(store)
         return store
 
@@ -67,12 +75,31 @@ class EmulatedFfn(HostParts):
 
     far_peer = peer
 
+    def staging(self, *, max_tokens: int, hidden_size: int, top_k: int, num_rows: int) -> Staging:
+        """See ``FfnParts``."""
+        if self._once is not None:
+            return CountedStaging(num_rows=num_rows)
+        return super().staging(max_tokens=max_tokens, hidden_size=hidden_size, top_k=top_k, num_rows=num_rows)
+
     def group(
         self, *, rank: int, epoch: int, layout: ExchangeLayout, peers_A: Sequence[AttentionPeer], timeout_us: float
     ) -> SharedGroup:
         if not self._collectives:
             return SharedGroup(rank=rank, epoch=epoch, layout=layout, peers_A=peers_A, timeout_us=timeout_us)
         meetings = self._device.fleet.meetings
+        redistributes = self._device.profile.redistribute_us > 0
+        if self._once is not None:
+            return CountedGroup(
+                meetings,
+                self._once,
+                num_experts=self._counted_experts,
+                rank=rank,
+                epoch=epoch,
+                layout=layout,
+                peers_A=peers_A,
+                timeout_us=timeout_us,
+                redistributes=redistributes,
+            )
         return EmulatedGroup(
             meetings,
             rank=rank,
@@ -80,5 +107,5 @@ class EmulatedFfn(HostParts):
             layout=layout,
             peers_A=peers_A,
             timeout_us=timeout_us,
-            redistributes=self._device.profile.redistribute_us > 0,
+            redistributes=redistributes,
         )

@@ -16,6 +16,7 @@ from afore.transport.crew import crew
 from afore.transport.layouts import Layouts
 from afore.transport.ring import RingReader
 from afore.transport.ring_mirror import RingCopies
+from afore.transport.ringing import ring_all
 from afore.transport.session import HUB, HubSession, RoleContext
 from afore.workers.belfry import Belfry
 from afore.workers.device.base import CopyJob
@@ -157,9 +158,7 @@ class Epoch:
         return [tasks.create_task(coro, name=f"{self._name} {name}") for name, coro in coros.items()]
 
     async def _ring_neighbours(self, sequence: int) -> None:
-        bell = bells.VERDICTS(sequence)
-        for link, key in self._neighbours:
-            await link.write(key, 0, b"", notify=bell, timeout_us=self._timeout_us)
+        await ring_all(self._neighbours, bells.VERDICTS(sequence), timeout_us=self._timeout_us)
 
     def _copy_job(self, held: HeldCopy) -> CopyJob:
         source = int(self._primaries_E[held.expert])

@@ -139,18 +139,23 @@ class KvPool:
 
         Raises ``WireError`` unless all of them are ready, no position is further away than that, and blocks are free.
         """
+        pinned: list[_Holding] = []
+        growing: list[_Holding] = []
         for request, position in zip(requests, positions, strict=True):
             holding = self._holdings.get(request)
             if holding is None or holding.released or holding.state is not KvState.READY:
                 raise WireError("hub", f"sent a step with request {request}, which has no cache here")
-            if not 0 <= position // self.block_tokens <= len(holding.blocks):
-                raise WireError(
-                    "hub", f"sent a step with position {position} of request {request}, far from its others"
-                )
-        for request, position in zip(requests, positions, strict=True):
-            holding = self._holdings[request]
-            if position // self.block_tokens == len(holding.blocks):
-                self._grow(holding)
+            block, held = position // self.block_tokens, len(holding.blocks)
+            if not 0 <= block < held:
+                if block != held:
+                    raise WireError(
+                        "hub", f"sent a step with position {position} of request {request}, far from its others"
+                    )
+                growing.append(holding)
+            pinned.append(holding)
+        for holding in growing:
+            self._grow(holding)
+        for holding in pinned:
             holding.pins += 1
 
     def unpin(self, requests: Iterable[int]) -> None:

@@ -74,9 +74,12 @@ def trace(flight: Flight, tracer: Tracer) -> None:
     if not tracer.enabled:
         return
     target, sequence = flight.entry.target, flight.entry.sequence
+    only = tracer.only
     points = (flight.began, flight.reached, flight.ready, flight.split, flight.computed, flight.done)
     names: tuple[SpanName, ...] = ("gather", "wait", "partition", "experts", "reduce")
     for name, start, end in zip(names, points, points[1:], strict=False):
+        if only is not None and name not in only:
+            continue
         if name == "wait":
             tracer.span(
                 name,

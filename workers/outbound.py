@@ -18,6 +18,7 @@ from afore.transport.exchange import InputSlots, ReuseGuard
 from afore.transport.input_mirror import InputPacker
 from afore.transport.layouts import Layouts
 from afore.transport.mailbox import pack_demand
+from afore.transport.ringing import ring_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,6 @@ class Outbound:
         self._doors = doors
         self._mailbox = layouts.mailbox
         self._inputs = InputSlots(exchange, layouts.exchange, epoch)
-        self._num_ffn = layouts.exchange.num_ffn
         self._guard = ReuseGuard(layouts.exchange.num_microbatches, layouts.exchange.num_ffn)
         self._packers_M = [
             InputPacker(layouts.mirror, epoch) for _ in range(layouts.exchange.num_microbatches if doors.mirrors else 0)
@@ -109,14 +109,12 @@ class Outbound:
             self._inputs.publish(target, routed.hidden_TD.shape[0])
         elif self._doors.bells:
             self._inputs.write(target, routed.hidden_TD, routed.ids_TK, routed.weights_TK)
-        for link, key in self._doors.bells:
-            await link.write(key, 0, b"", notify=bell, timeout_us=self._timeout_us)
+        await ring_all(self._doors.bells, bell, timeout_us=self._timeout_us)
         self._tracer.span("a2f", target, start_ns, self._tracer.now_ns())
 
     def replied(self, target: Target) -> None:
         """All N workers have replied: none of them reads the slot any more."""
-        for worker in range(self._num_ffn):
-            self._guard.replied(target, worker)
+        self._guard.all_replied(target)
 
     def abandon(self, microbatch: int) -> None:
         """The microbatch's target was aborted and all N workers have passed it: none of them reads the slot any more."""

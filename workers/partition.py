@@ -111,12 +111,34 @@ def count_pairs(
     place = _count(ids_TK, demand_E)
     if place >= 0:
         raise _unknown_id(ids_TK, place, primary_row_E.shape[0])
+    return count_demand(demand_E, shares_X4, primary_row_E, my_rank, num_rows, first_redundant, out)
+
+
+def count_demand(
+    demand_E: I32, shares_X4: I32, primary_row_E: I32, my_rank: int, num_rows: int, first_redundant: int, out: Pairs
+) -> int:
+    """``count_pairs`` of ids that are demanded so often."""
     problem, place = _count_rows(
         demand_E, shares_X4, primary_row_E, my_rank, num_rows, first_redundant, out.start_S1, out.expert_S
     )
     if problem != _OK:
         _refuse(problem, place, None, shares_X4, primary_row_E, num_rows, None)
     return int(out.start_S1[num_rows])
+
+
+def count_ids(ids_A: Sequence[I32], num_experts: int) -> I32:
+    """Demand [E] of the ids [T_a, K] of all attention workers together.
+
+    Raises ``WireError`` naming the row of an id outside 0…E-1.
+    """
+    total_E = np.zeros(num_experts, dtype=np.int32)
+    demand_E = np.empty(num_experts, dtype=np.int32)
+    for ids_TK in ids_A:
+        place = _count(ids_TK, demand_E)
+        if place >= 0:
+            raise _unknown_id(ids_TK, place, num_experts)
+        total_E += demand_E
+    return total_E
 
 
 def count_tiles(rows_S: I32, tile_tokens: int) -> int:
@@ -128,6 +150,11 @@ def rows_measured(start_S1: I32, first_redundant: int, tile_tokens: int) -> tupl
     """(tiles of ``tile_tokens`` pairs over all rows, pairs on redundant rows) of a grouping: after every target, so compiled."""
     tiles, redundant = _rows_measured(start_S1, first_redundant, tile_tokens)
     return tiles, redundant
+
+
+def rows_us(start_S1: I32, tile_tokens: int, tile_us: float, expert_us: float) -> float:
+    """Time of a grouping of pairs by store row [S+1]: each row with pairs its tiles, at least ``expert_us``. After every target."""
+    return float(_rows_us(start_S1, tile_tokens, tile_us, expert_us))
 
 
 def count_and_crc(ids_TK: I32, num_experts: int) -> tuple[I32, int]:
@@ -169,6 +196,7 @@ def compile_partition() -> None:
         (_count, (ids, out)),
         (_count_rows, (demand, *plan, out, out)),
         (_rows_measured, (out, whole, whole)),
+        (_rows_us, (out, whole, types.float64, types.float64)),
         (_partition, (ids, *plan, out, out, out, out)),
     ):
         if not kernel.signatures:
@@ -224,6 +252,16 @@ def _rows_measured(start_S1, first_redundant, tile_tokens):  # type: ignore[no-u
     for row in range(start_S1.shape[0] - 1):
         tiles += (start_S1[row + 1] - start_S1[row] + tile_tokens - 1) // tile_tokens
     return tiles, start_S1[start_S1.shape[0] - 1] - start_S1[first_redundant]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _rows_us(start_S1, tile_tokens, tile_us, expert_us):  # type: ignore[no-untyped-def]  # numba infers
+    total_us = 0.0
+    for row in range(start_S1.shape[0] - 1):
+        pairs = start_S1[row + 1] - start_S1[row]
+        if pairs > 0:
+            total_us += max((pairs + tile_tokens - 1) // tile_tokens * tile_us, expert_us)
+    return total_us
 
 
 @njit(nogil=True, error_model="numpy")

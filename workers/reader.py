@@ -7,7 +7,6 @@ Any refusal: no copies, no bindings, the target runs on primaries everywhere. Al
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from afore.core.clock import Clock
 from afore.core.errors import DeadlineExceeded, WireError
 from afore.core.plan import EntryKind, PlanEntry, Verdict
 from afore.core.record import record
+from afore.core.signal import Signal
 from afore.core.topology import FFN, SCHEDULER, member_name
 from afore.core.trace import Tracer
 from afore.transport.entry import Refusal
@@ -75,8 +75,8 @@ class Reader:
         turns: TurnQueue,
         clock: Clock,
         tracer: Tracer,
-        plan_bell: asyncio.Event,
-        verdict_bell: asyncio.Event,
+        plan_bell: Signal,
+        verdict_bell: Signal,
         ring_neighbours: Callable[[int], Awaitable[None]],
         verdict_timeout_us: float,
         copies: RingCopies | None = None,
@@ -162,27 +162,23 @@ class Reader:
         return all(verdict is Verdict.ACCEPTED for verdict in verdicts)
 
     async def _all_verdicts(self, sequence: int) -> tuple[Verdict, ...]:
-        verdicts = self._ring.verdicts(sequence)
-        if Verdict.NONE not in verdicts:
-            return verdicts
-        try:
-            async with asyncio.timeout(self._verdict_timeout_us * 1e-6):
-                while True:
-                    self._verdict_bell.clear()
-                    verdicts = self._ring.verdicts(sequence)
-                    if Verdict.NONE not in verdicts:
-                        return verdicts
-                    await self._verdict_bell.wait()
-        except TimeoutError:
-            verdicts = self._ring.verdicts(sequence)
-            silent = ", ".join(member_name(FFN, w) for w, v in enumerate(verdicts) if v is Verdict.NONE)
-            if not silent:
-                return verdicts
-            raise DeadlineExceeded(
-                silent,
-                f"no verdict on plan {sequence} within {self._verdict_timeout_us / 1e6:g} s",
-                "see its log; raise times.verdict_s",
-            ) from None
+        ring = self._ring
+        if ring.judged(sequence):
+            return ring.verdicts(sequence)
+        due_ns = self._clock.now_ns() + self._verdict_timeout_us * 1e3
+        rang = True
+        while True:
+            self._verdict_bell.clear()
+            if ring.judged(sequence):
+                return ring.verdicts(sequence)
+            if not rang:
+                verdicts = ring.verdicts(sequence)
+                raise DeadlineExceeded(
+                    ", ".join(member_name(FFN, w) for w, v in enumerate(verdicts) if v is Verdict.NONE),
+                    f"no verdict on plan {sequence} within {self._verdict_timeout_us / 1e6:g} s",
+                    "see its log; raise times.verdict_s",
+                )
+            rang = await self._verdict_bell.wait(max(0.0, due_ns - self._clock.now_ns()) / 1e3)
 
     # Act
 

@@ -11,6 +11,7 @@ from afore.core.target import Target
 from afore.transport import bells
 from afore.transport.api import Link, RegionKey
 from afore.transport.feedback import FeedbackFlags, FeedbackLayout, FeedbackRecord, FeedbackWriter
+from afore.transport.ringing import put
 from afore.workers.flight import Flight
 from afore.workers.measures import Measures
 from afore.workers.reader import Turn
@@ -85,7 +86,7 @@ class Reports:
         if rings:
             await self._ring(offset, packed)
         else:
-            await self._link.write(self._key, offset, packed, timeout_us=self._timeout_us)
+            await put(self._link, self._key, offset, packed, None, timeout_us=self._timeout_us)
 
     async def _ring(self, offset: int, data: bytes) -> None:
         bell = bells.FEEDBACK(self._rank)

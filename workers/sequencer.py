@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from afore.core.clock import Clock
 from afore.core.plan import EntryKind, PlanEntry
+from afore.core.signal import Signal
 from afore.core.topology import ATTENTION, FFN, member_name
 from afore.core.trace import Tracer
 from afore.workers.device.base import Device, Event, Work, collective_streams
@@ -86,7 +87,7 @@ class Sequencer:
         device: Device,
         store: Store,
         group: Group,
-        wake: asyncio.Event,
+        wake: Signal,
         migrator: Migrator,
         staging_M: list[Staging],
         clock: Clock,
@@ -181,10 +182,7 @@ class Sequencer:
                 return False
             if not self._group.missing(entry):
                 return True
-            try:
-                async with asyncio.timeout(None if due_ns is None else max(0.0, due_ns - self._clock.now_ns()) * 1e-9):
-                    await self._wake.wait()
-            except TimeoutError:
+            if not await self._wake.wait(None if due_ns is None else max(0.0, due_ns - self._clock.now_ns()) / 1e3):
                 due_ns = None
                 await self._tell_missing(entry)
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from afore.core.errors import SlotError
-from afore.core.plan import Copy, CopyStart, EntryKind, PlanEntry, Share, Verdict
+from afore.core.plan import Copy, CopyStart, EntryKind, PlanEntry, Verdict
 from afore.core.slots import EMPTY, PrimariesVector
 from afore.core.target import Target
 
@@ -98,22 +98,38 @@ class SlotTable:
         """
         copied: dict[tuple[int, int, int], int] = {}
         for copy in entry.copies:
-            place = (copy.layer, copy.worker, copy.slot)
-            if place in copied or not self._may_copy(copy):
+            filled = (copy.layer, copy.worker, copy.slot)
+            if filled in copied or not self._may_copy(copy):
                 return Verdict.BINDING_DISAGREES
-            copied[place] = copy.expert
+            copied[filled] = copy.expert
         layer = entry.target.layer
-        before = (EMPTY, EMPTY)
+        if entry.shares and not 0 <= layer < self._num_layers:
+            return Verdict.BINDING_DISAGREES
+        last_expert = last_worker = EMPTY
         places: set[tuple[int, int]] = set()
+        primary_E, num_workers, me = self._primary_E, self._num_workers, self.rank
+        num_experts = len(primary_E)
+        # Every worker looks at every share of every target: one test, without a call.
         for share in entry.shares:
-            shared = (share.worker, share.slot)
-            # The partition relies on this order, and on one replica of an expert per worker.
-            if (share.expert, share.worker) <= before or shared in places or not self._may_share(layer, share):
+            expert, worker, slot = share.expert, share.worker, share.slot
+            place = (worker, slot)
+            if not (
+                0 <= expert < num_experts
+                and 0 <= worker < num_workers
+                and share.count > 0
+                and slot >= 0
+                and primary_E[expert] != worker
+                # The partition relies on this order, and on one replica of an expert per worker.
+                and (expert > last_expert or (expert == last_expert and worker > last_worker))
+                and place not in places
+            ):
                 return Verdict.BINDING_DISAGREES
-            before = (share.expert, share.worker)
-            places.add(shared)
-            if share.worker != self.rank:
+            last_expert, last_worker = expert, worker
+            places.add(place)
+            if worker != me:
                 continue
+            if slot >= self.num_slots:
+                return Verdict.BINDING_DISAGREES
             bound = self._slots[layer][share.slot]
             copied_expert = copied.get((layer, share.worker, share.slot))
             expected = (bound.expert, bound.generation) if copied_expert is None else (copied_expert, entry.sequence)
@@ -212,17 +228,6 @@ class SlotTable:
             for slots in self._slots
             for slot in slots
             if slot.state is SlotState.READY
-        )
-
-    def _may_share(self, layer: int, share: Share) -> bool:
-        return (
-            0 <= layer < self._num_layers
-            and 0 <= share.expert < len(self._primary_E)
-            and 0 <= share.worker < self._num_workers
-            and share.count > 0
-            and self._primary_E[share.expert] != share.worker
-            and share.slot >= 0
-            and (share.worker != self.rank or share.slot < self.num_slots)
         )
 
     def _may_copy(self, copy: Copy) -> bool:

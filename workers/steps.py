@@ -17,6 +17,7 @@ import numpy as np
 from afore.core import control
 from afore.core.demand import DemandVector, count_demand
 from afore.core.errors import DeadlineExceeded, WireError
+from afore.core.signal import Signal
 from afore.core.target import Target
 from afore.core.topology import FFN, member_name
 from afore.models.attention import F32, AttentionModel, Routed, StepBatch
@@ -45,7 +46,7 @@ class _Flight:
         self.work = work
         self.cancelled = False
         self._replies: PendingReplies | None = None
-        self._wake: asyncio.Future[None] | None = None
+        self._wake = Signal()
 
     def expect(self, replies: PendingReplies) -> PendingReplies:
         """From now on bells concern ``replies``: set before the first byte goes out, so that none is missed."""
@@ -61,13 +62,15 @@ class _Flight:
         self.cancelled = True
         self._settle()
 
-    async def settled(self) -> None:
-        """Returns once all replies are there or the step is cancelled."""
+    async def settled(self, timeout_us: float) -> bool:
+        """Returns once all replies are there or the step is cancelled; False if that takes longer than ``timeout_us``."""
         assert self._replies is not None
         if not (self._replies.complete or self.cancelled):
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-        self._wake = self._replies = None
+            self._wake.clear()
+            if not await self._wake.wait(timeout_us):
+                return False
+        self._replies = None
+        return True
 
     def check(self) -> None:
         """Raises ``GivenUp`` once cancelled: stands before every phase, so that a cancelled step writes nothing more."""
@@ -75,8 +78,7 @@ class _Flight:
             raise GivenUp
 
     def _settle(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        self._wake.set()
 
 
 class Steps:
@@ -125,7 +127,7 @@ class Steps:
             )
         previous = self._tasks.get(work.microbatch)
         flight = self._flights[work.microbatch] = _Flight(work)
-        self._pool.pin(_requests(work), [row.position for row in work.rows])
+        self._pool.pin(work.requests, work.positions)
         name = f"step m{work.microbatch} s{work.step}"
         self._tasks[work.microbatch] = group.create_task(self._run(flight, previous), name=name)
 
@@ -155,7 +157,7 @@ class Steps:
                 tokens_T, logprobs_T = await self._forward(flight)
             finally:
                 # Before the report: with it the engine takes the blocks for free of this step.
-                self._pool.unpin(_requests(work))
+                self._pool.unpin(work.requests)
                 self._unpinned()
                 if self._flights.get(work.microbatch) is flight:
                     del self._flights[work.microbatch]
@@ -210,36 +212,29 @@ class Steps:
 
     async def _all_replies(self, flight: _Flight, replies: PendingReplies) -> None:
         """Waits for all N replies. Raises ``GivenUp``, or ``DeadlineExceeded`` naming who has not replied."""
-        try:
-            async with asyncio.timeout(self._reply_timeout_us * 1e-6):
-                await flight.settled()
-        except TimeoutError:
+        if not await flight.settled(self._reply_timeout_us):
             late = ", ".join(member_name(FFN, worker) for worker in replies.missing)
-            raise DeadlineExceeded(late, f"no reply to {replies.target}", "see its log; raise times.step_s") from None
+            raise DeadlineExceeded(late, f"no reply to {replies.target}", "see its log; raise times.step_s")
         flight.check()
 
     def _combine(self, state: Any, replies: PendingReplies) -> None:
         self._model.combine(state, replies.target.layer, self._sum_rows(replies))
 
     def _next_tokens(self, work: control.StepWork, logits_TV: F32) -> Chosen:
-        choosers = self._pool.choosers(_requests(work))
-        for chooser, row in zip(choosers, work.rows, strict=True):
-            chooser.saw(row.token)
-        tokens_T = choose_rows(logits_TV, choosers, [row.position + 1 for row in work.rows])
+        choosers = self._pool.choosers(work.requests)
+        for chooser, token in zip(choosers, work.tokens, strict=True):
+            if chooser.remembers:
+                chooser.saw(token)
+        tokens_T = choose_rows(logits_TV, choosers, [position + 1 for position in work.positions])
         return tokens_T, logprobs_of_rows(logits_TV, choosers, tokens_T)
 
     def _batch(self, work: control.StepWork) -> StepBatch:
-        rows_T2 = np.array([(row.token, row.position) for row in work.rows], dtype=np.int64)
-        num_blocks = int(rows_T2[:, 1].max()) // self._pool.block_tokens + 1
-        tables_TB = self._pool.block_rows(_requests(work), num_blocks)
-        tokens_T, positions_T = np.ascontiguousarray(rows_T2[:, 0]), np.ascontiguousarray(rows_T2[:, 1])
+        tokens_T, positions_T = np.array(work.tokens, dtype=np.int64), np.array(work.positions, dtype=np.int64)
+        num_blocks = max(work.positions) // self._pool.block_tokens + 1
+        tables_TB = self._pool.block_rows(work.requests, num_blocks)
         return StepBatch(tokens_T, positions_T, tables_TB, microbatch=work.microbatch, step=work.step)
 
 
 def _demand(routed: Routed, num_experts: int) -> DemandVector:
     """The rows' demand, which a device has counted already where it has the ids."""
     return count_demand(routed.ids_TK, num_experts) if routed.demand_E is None else routed.demand_E
-
-
-def _requests(work: control.StepWork) -> list[int]:
-    return [row.request for row in work.rows]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -47,6 +47,7 @@ class LoopClock:
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop
         self._time_ns: Callable[[], int] | None = getattr(loop, "time_ns", None)
+        self._sleep_ns: Callable[[int], Awaitable[None]] | None = getattr(loop, "sleep_ns", None)
 
     def now_ns(self) -> int:
         if self._time_ns is not None:
@@ -56,7 +57,10 @@ class LoopClock:
         return int(time_ns()) if time_ns is not None else int(loop.time() * 1e9)
 
     async def sleep_us(self, duration_us: float) -> None:
-        await asyncio.sleep(duration_us * 1e-6)
+        if self._sleep_ns is not None:
+            await self._sleep_ns(round(duration_us * 1e3))
+        else:
+            await asyncio.sleep(duration_us * 1e-6)
 
 
 @asynccontextmanager

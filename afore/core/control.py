@@ -5,10 +5,12 @@ Direction stands beside each group. A star: every role and every client talks to
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+
 from afore.core.config import RunConfig
 from afore.core.record import record
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 """Raised with every change of a record or message; peers of different versions refuse each other."""
 
 # Membership: role -> hub
@@ -182,11 +184,37 @@ class Row:
 
 @record
 class StepWork:
-    """Engine -> attention: its rows of a step. Only to workers that have rows."""
+    """Engine -> attention: its rows of a step, column by column. Only to workers that have rows."""
 
     microbatch: int
     step: int
-    rows: tuple[Row, ...]
+    requests: tuple[int, ...]
+    """Of each row, as the next two."""
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.requests) == len(self.tokens) == len(self.positions):
+            raise ValueError(
+                f"{len(self.requests)} requests, {len(self.tokens)} tokens and {len(self.positions)} positions are no rows"
+            )
+
+    @classmethod
+    def of(cls, microbatch: int, step: int, rows: Iterable[Row]) -> StepWork:
+        """The work of these rows."""
+        rows = tuple(rows)
+        return cls(
+            microbatch,
+            step,
+            tuple(row.request for row in rows),
+            tuple(row.token for row in rows),
+            tuple(row.position for row in rows),
+        )
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Row by row."""
+        return tuple(map(Row, self.requests, self.tokens, self.positions))
 
 
 @record
@@ -370,6 +398,44 @@ class TokenOut:
     logprobs: TokenLogprobs | None = None
     """Where the request asked for them."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether it can travel with others (``TokensOut``)."""
+        return not self.finish and self.logprobs is None
+
+
+@record
+class TokensOut:
+    """Engine -> client: tokens of many requests, as ``TokenOut`` without end and log-probabilities, in the order of the columns."""
+
+    requests: tuple[str, ...]
+    indices: tuple[int, ...]
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+    """None at all where all are empty."""
+
+    def __post_init__(self) -> None:
+        count = len(self.requests)
+        if not count == len(self.indices) == len(self.tokens) or len(self.texts) not in (0, count):
+            raise ValueError(f"{count} requests have {len(self.indices)} indices, {len(self.tokens)} tokens")
+
+    @classmethod
+    def of(cls, tokens: Sequence[TokenOut]) -> TokensOut:
+        """These tokens together; each must be ``plain``."""
+        texts = tuple([token.text for token in tokens])
+        return cls(
+            tuple([token.request for token in tokens]),
+            tuple([token.index for token in tokens]),
+            tuple([token.token for token in tokens]),
+            texts if any(texts) else (),
+        )
+
+    def each(self) -> Iterator[TokenOut]:
+        """One by one."""
+        texts = self.texts or ("",) * len(self.requests)
+        for request, index, token, text in zip(self.requests, self.indices, self.tokens, texts, strict=True):
+            yield TokenOut(request, index, token, "", text)
+
 
 @record
 class Finished:
@@ -494,6 +560,7 @@ Message = (
     | Submit
     | Cancel
     | TokenOut
+    | TokensOut
     | Finished
     | Failed
     | Status

@@ -135,6 +135,8 @@ class Tracer:
         self._listener = listener
         self.enabled = self._file is not None or listener is not None
         """Whether anything is recorded: look here before computing costly arguments."""
+        self.only: frozenset[str] | None = None
+        """The spans that whoever listens wants; none: all. A hint: others may be kept as well."""
 
     @property
     def listener(self) -> Listener | None:

@@ -83,6 +83,11 @@ class _Timer(asyncio.TimerHandle):
         self.resting = False
 
 
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 class VirtualTask(asyncio.Task[T]):
     """A task whose hash is its birth number.
 
@@ -176,9 +181,24 @@ class VirtualLoop(FencedLoop):
         delay_ns = math.inf if delay == math.inf else round(delay * 1e9)
         return self._call_at_ns(self._now_ns + delay_ns, callback, args, context, "call_later")
 
-    def call_at_ns(self, when_ns: int, callback: Callable[[*Ts], object], *args: *Ts) -> asyncio.TimerHandle:
+    def call_at_ns(
+        self, when_ns: int, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
         """``call_at`` in the loop's own unit."""
-        return self._call_at_ns(when_ns, callback, args, None, "call_at_ns")
+        return self._call_at_ns(when_ns, callback, args, context, "call_at_ns")
+
+    async def sleep_ns(self, duration_ns: int) -> None:
+        """``asyncio.sleep`` in the loop's own unit: one future and one timer."""
+        if duration_ns <= 0:
+            await asyncio.sleep(0)
+            return
+        future: asyncio.Future[None] = self.create_future()
+        timer = self._call_at_ns(self._now_ns + duration_ns, _wake, (future,), None, "sleep_ns")
+        try:
+            await future
+        except asyncio.CancelledError:
+            timer.cancel()
+            raise
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
@@ -238,8 +258,19 @@ class VirtualLoop(FencedLoop):
             self._advance()
         if self._random is None:
             count = len(ready)
-            for _ in range(count):
-                self._run_handle(ready.popleft())
+            if self._debug:
+                for _ in range(count):
+                    self._run_handle(ready.popleft())
+            else:
+                for _ in range(count):
+                    due: Any = ready.popleft()  # typeshed hides what Handle._run looks at
+                    if not due._cancelled:
+                        try:
+                            due._context.run(due._callback, *due._args)
+                        except (SystemExit, KeyboardInterrupt):
+                            raise
+                        except BaseException as error:
+                            self._callback_failed(due, error)
         else:
             count = min(len(ready), 1)
             if count:
@@ -271,10 +302,8 @@ class VirtualLoop(FencedLoop):
                 due._context.run(due._callback, *due._args)
             except (SystemExit, KeyboardInterrupt):
                 raise
-            except BaseException as error:  # as Handle._run does
-                self.call_exception_handler(
-                    {"message": f"Exception in callback {handle!r}", "exception": error, "handle": handle}
-                )
+            except BaseException as error:
+                self._callback_failed(handle, error)
             return
         # The loop's own clock stands still while a callback runs: what is slow, is slow on the host.
         self._current_handle = handle
@@ -286,6 +315,12 @@ class VirtualLoop(FencedLoop):
                 _asyncio_logger.warning("Executing %r took %.3f seconds", handle, took)
         finally:
             self._current_handle = None
+
+    def _callback_failed(self, handle: asyncio.Handle, error: BaseException) -> None:
+        """As ``Handle._run`` does."""
+        self.call_exception_handler(
+            {"message": f"Exception in callback {handle!r}", "exception": error, "handle": handle}
+        )
 
     def _advance(self) -> None:
         """Moves time to the next timer and makes everything due then ready, in sequence. Called when nothing is ready."""

@@ -40,18 +40,33 @@ def _name(value: object) -> str:
     return type(value).__name__
 
 
+def _integer(value: Any) -> int:
+    # Subclasses (IntEnum, numpy scalars) would come back as another type, and bool is a subclass too.
+    if type(value) is not int:
+        raise _Mismatch(f"is {_name(value)}, not int")
+    if not INT_MIN <= value <= INT_MAX:
+        raise _Mismatch(f"{value} does not fit 64 bits")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise _Mismatch(f"is {_name(value)}, not str")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _Mismatch("is not valid Unicode") from None
+    return value
+
+
+_TEXT: tuple[Convert, Convert] = (_text, _text)
+_INTEGER: tuple[Convert, Convert] = (_integer, _integer)
+
+
 def _scalar(kind: type) -> tuple[Convert, Convert]:
     def same(value: Any) -> Any:
         if type(value) is not kind:
             raise _Mismatch(f"is {_name(value)}, not {kind.__name__}")
-        return value
-
-    def integer(value: Any) -> int:
-        # Subclasses (IntEnum, numpy scalars) would come back as another type, and bool is a subclass too.
-        if type(value) is not int:
-            raise _Mismatch(f"is {_name(value)}, not int")
-        if not INT_MIN <= value <= INT_MAX:
-            raise _Mismatch(f"{value} does not fit 64 bits")
         return value
 
     def widened(value: Any) -> float:
@@ -60,19 +75,11 @@ def _scalar(kind: type) -> tuple[Convert, Convert]:
             return float(value)
         return typing.cast(float, same(value))
 
-    def text(value: Any) -> str:
-        checked: str = same(value)
-        try:
-            checked.encode()
-        except UnicodeEncodeError:
-            raise _Mismatch("is not valid Unicode") from None
-        return checked
-
     if kind is int:
-        return integer, integer
+        return _INTEGER
     if kind is float:
         return widened, same
-    return (text, text) if kind is str else (same, same)
+    return _TEXT if kind is str else (same, same)
 
 
 def _literal(choices: tuple[Any, ...]) -> tuple[Convert, Convert]:
@@ -103,7 +110,19 @@ def _enum(kind: type[enum.Enum]) -> tuple[Convert, Convert]:
 
 
 def _sequence(item: tuple[Convert, Convert], make: type[list[Any]] | type[tuple[Any, ...]]) -> tuple[Convert, Convert]:
+    numbers, texts = item is _INTEGER, item is _TEXT
+
     def convert_all(convert: Convert, values: Any) -> list[Any]:
+        # Prompts, and the columns of a step: thousands of numbers in one message, nearly never a mistake among them.
+        if texts and values and set(map(type, values)) == {str}:
+            try:
+                "".join(values).encode()
+            except UnicodeEncodeError:
+                pass  # found and named below
+            else:
+                return list(values)
+        if numbers and values and set(map(type, values)) == {int} and min(values) >= INT_MIN and max(values) <= INT_MAX:
+            return list(values)
         out: list[Any] = []
         try:
             for value in values:

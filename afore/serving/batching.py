@@ -166,12 +166,24 @@ class Batcher:
         flight.waiting_for.discard(attention)
         requests = flight.rows_A[attention]
         logprobs_T = done.logprobs or (None,) * len(requests)
+        spoken = _Spoken(self._out)
         for request, token, logprobs in zip(requests, done.tokens, logprobs_T, strict=True):
             request.cancelled_step = False
-            if self._step_is_over(request):
-                self._take_token(request, token, logprobs)
+            if request.state is State.RUNNING:
+                request.state = State.READY
+                text, finish = request.push(token, self._eos_ids)
+                if finish or logprobs is not None:
+                    spoken.send()
+                    self._say(
+                        request,
+                        control.TokenOut(request.name, len(request.produced) - 1, token, finish, text, logprobs),
+                    )
+                else:
+                    spoken.add(request, token, text)
+        spoken.send()
         for request in requests:
-            self._leave_if_due(request)
+            if request.leaving or request.state is State.ENDED:
+                self._leave_if_due(request)
         if not flight.waiting_for:
             microbatch.flight = None
         self._settle()
@@ -195,6 +207,10 @@ class Batcher:
     def cancel(self, client: int, name: str) -> None:
         """Nobody waits for the request any more; it leaves at its step boundary."""
         self._end_all([r for r in self._requests.values() if r.client == client and r.name == name])
+
+    def end(self, request: Request) -> None:
+        """Nobody waits for this request any more, as ``cancel``."""
+        self._end_all([request])
 
     def cancel_client(self, client: int) -> None:
         """A client is gone with all of its requests."""
@@ -244,7 +260,8 @@ class Batcher:
 
     def _start_step(self, microbatch: Microbatch) -> None:
         """Begins a step of all requests that have room for its tokens; none when nobody has."""
-        growing = [r for r in microbatch.requests if self._ledger.blocks_for(r.length) > r.blocks]
+        block_tokens = self._ledger.block_tokens
+        growing = [r for r in microbatch.requests if len(r.prompt) + len(r.produced) > r.blocks * block_tokens]
         for request in sorted(growing, key=_age):
             if request.state is State.READY:  # and has not been preempted for an older one just now
                 self._grow(request)
@@ -261,15 +278,17 @@ class Batcher:
         tokens_A = tuple(len(rows_A.get(attention, ())) for attention in range(self._topology.attention))
         self._send(SCHEDULER, 0, control.Announce(microbatch.number, step, tokens_A))
         for attention, requests in sorted(rows_A.items()):
-            rows = tuple(control.Row(r.ticket, r.produced[-1], r.length - 1) for r in requests)
-            self._send(ATTENTION, attention, control.StepWork(microbatch.number, step, rows))
+            tickets = tuple([r.ticket for r in requests])
+            tokens = tuple([r.produced[-1] for r in requests])
+            positions = tuple([len(r.prompt) + len(r.produced) - 1 for r in requests])
+            self._send(ATTENTION, attention, control.StepWork(microbatch.number, step, tickets, tokens, positions))
 
     def _grow(self, request: Request) -> None:
         """One more block for the request's next position, or an entry among those who lack one."""
         worker, lacking = request.attention, self._lacking_A[request.attention]
         lacking.pop(request.number, None)
         older = sum(number < request.number for number in lacking)
-        while self._ledger.free(worker) + self._coming(worker) <= older:
+        while self._ledger.free(worker) <= older and self._ledger.free(worker) + self._coming(worker) <= older:
             victim = max((r for r in self._seated.values() if self._can_go(r, worker)), key=_age)
             if victim is request:
                 break
@@ -298,7 +317,9 @@ class Batcher:
 
     def _take_token(self, request: Request, token: int, logprobs: control.TokenLogprobs | None) -> None:
         """Records and sends a token; the last one ends the request."""
-        out = request.take(token, logprobs, self._eos_ids)
+        self._say(request, request.take(token, logprobs, self._eos_ids))
+
+    def _say(self, request: Request, out: control.TokenOut) -> None:
         self._send(CLIENT, request.client, out)
         if out.finish:
             finished = control.Finished(request.name, out.finish, len(request.prompt), len(request.produced))
@@ -362,6 +383,45 @@ class Batcher:
 
     def _send(self, role: str, rank: int, message: control.Message) -> None:
         self._out.append(((role, rank), message))
+
+
+class _Spoken:
+    """Tokens of one step on their way out: those that follow one another to the same client go together."""
+
+    __slots__ = ("_client", "_indices", "_names", "_out", "_texts", "_tokens")
+
+    def __init__(self, out: list[tuple[Destination, control.Message]]) -> None:
+        self._out = out
+        self._client = NOWHERE
+        self._names: list[str] = []
+        self._indices: list[int] = []
+        self._tokens: list[int] = []
+        self._texts: list[str] = []
+
+    def add(self, request: Request, token: int, text: str) -> None:
+        """The newest token of the request, which is not its last."""
+        if request.client != self._client:
+            self.send()
+            self._client = request.client
+        self._names.append(request.name)
+        self._indices.append(len(request.produced) - 1)
+        self._tokens.append(token)
+        self._texts.append(text)
+
+    def send(self) -> None:
+        """What has come together goes out."""
+        if self._names:
+            together = control.TokensOut(
+                tuple(self._names),
+                tuple(self._indices),
+                tuple(self._tokens),
+                tuple(self._texts) if any(self._texts) else (),
+            )
+            self._out.append(((CLIENT, self._client), together))
+            self._names.clear()
+            self._indices.clear()
+            self._tokens.clear()
+            self._texts.clear()
 
 
 def _age(request: Request) -> int:

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 from afore.core import control
@@ -25,6 +25,9 @@ DOOR_GONE = "door-0: its process ended"
 
 Event = control.TokenOut | control.Finished | control.Failed
 
+Take = Callable[[tuple[int, Event]], None]
+"""Called with (arrival time in ns, event) of one request."""
+
 
 class Client:
     """One channel to the hub. Use as ``async with Client.connect(…) as client``."""
@@ -33,7 +36,7 @@ class Client:
         self._channel = channel
         self._clock = clock
         self._timeout_us = timeout_us
-        self._requests: dict[str, asyncio.Queue[tuple[int, Event]]] = {}
+        self._requests: dict[str, Take] = {}
         self._plans: list[asyncio.Queue[control.PlanSeen]] = []
         self._spans: list[asyncio.Queue[control.SpansSeen]] = []
         self._stats: dict[int, asyncio.Future[str]] = {}
@@ -98,7 +101,7 @@ class Client:
         name = f"r{self._next_request}"
         self._next_request += 1
         queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self._requests[name] = queue
+        self._requests[name] = queue.put_nowait
         ended = False
         try:
             self.raise_if_lost()
@@ -120,6 +123,25 @@ class Client:
             if not ended and self._gone is None:
                 with contextlib.suppress(TransportError):
                     await self._send(control.Cancel(name))
+
+    async def submit_to(
+        self, take: Take, prompt: tuple[int, ...], *, max_new_tokens: int, ignore_eos: bool = False
+    ) -> None:
+        """Submits one request whose events ``take`` hears, its end (or failure) last: for whoever has thousands, without a
+        task for each. ``take`` must not raise. Raises ``RoleLost``.
+        """
+        self.raise_if_lost()
+        name = f"r{self._next_request}"
+        self._next_request += 1
+
+        def hear(came: tuple[int, Event]) -> None:
+            event = came[1]
+            if not isinstance(event, control.TokenOut):
+                del self._requests[name]
+            take(came)
+
+        self._requests[name] = hear
+        await self._send(control.Submit(name, "", prompt, max_new_tokens, ignore_eos, control.Sampling()))
 
     async def stats(self) -> dict[str, Any]:
         """The scheduler's statistics so far: the keys ``imbalance`` and ``migration`` of ``--json``, and counters."""
@@ -190,8 +212,8 @@ class Client:
             if not self.status.lost:
                 self.status = dataclasses.replace(self.status, serving=False, lost=DOOR_GONE)
             at_ns = self._clock.now_ns()
-            for name, queue in self._requests.items():
-                queue.put_nowait((at_ns, control.Failed(name, "RoleLost", DOOR_GONE, "start again")))
+            for name, take in tuple(self._requests.items()):
+                take((at_ns, control.Failed(name, "RoleLost", DOOR_GONE, "start again")))
             for future in self._stats.values():
                 if not future.done():
                     future.set_exception(PeerLost(HUB, "ended before it answered"))
@@ -199,10 +221,16 @@ class Client:
                 self._changed.notify_all()
 
     def _take(self, message: control.Message) -> None:
-        if isinstance(message, control.TokenOut | control.Finished | control.Failed):
-            queue = self._requests.get(message.request)
-            if queue is not None:
-                queue.put_nowait((self._clock.now_ns(), message))
+        if isinstance(message, control.TokensOut):
+            at_ns = self._clock.now_ns()
+            for token in message.each():
+                take = self._requests.get(token.request)
+                if take is not None:
+                    take((at_ns, token))
+        elif isinstance(message, control.TokenOut | control.Finished | control.Failed):
+            take = self._requests.get(message.request)
+            if take is not None:
+                take((self._clock.now_ns(), message))
         elif isinstance(message, control.Status):
             self.status = message
             self._heard = True

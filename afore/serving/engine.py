@@ -261,7 +261,7 @@ class Engine:
 
     def _abort(self, requests: list[Request], reason: str) -> None:
         for request in requests:
-            self._batcher.cancel(request.client, request.name)
+            self._batcher.end(request)
             self.observer.ended(request.client, request.name, reason)
 
     def _fail(self, client: int, name: str, error: RequestError | RoleLost) -> None:
@@ -274,7 +274,9 @@ class Engine:
     def _send(self) -> None:
         for (role, rank), message in self._batcher.drain():
             if role == CLIENT:
-                if isinstance(message, control.TokenOut):
+                if isinstance(message, control.TokensOut):
+                    self.observer.tokens(rank, message)
+                elif isinstance(message, control.TokenOut):
                     self.observer.token(rank, message.request, message.index)
                 elif isinstance(message, control.Finished):
                     self.observer.ended(rank, message.request, message.reason)

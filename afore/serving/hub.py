@@ -26,6 +26,10 @@ OUTBOX_MESSAGES = 65_536
 """A peer that has not read this many messages is not reading at all."""
 
 
+TOKENS_TOGETHER = 4096
+"""Tokens that one message carries at most: with their texts, far from the limit of a message."""
+
+
 class Outbox:
     """Messages to one peer, written in order by one task."""
 
@@ -51,11 +55,22 @@ class Outbox:
         self._closing = True
         self._wake.set()
 
+    def _next(self) -> control.Message:
+        """The oldest message; tokens that wait behind one another go together."""
+        queue = self._queue
+        message = queue.popleft()
+        if not isinstance(message, control.TokenOut) or not message.plain:
+            return message
+        tokens = [message]
+        while queue and len(tokens) < TOKENS_TOGETHER and isinstance(queue[0], control.TokenOut) and queue[0].plain:
+            tokens.append(queue.popleft())  # type: ignore[arg-type]  # just looked at
+        return message if len(tokens) == 1 else control.TokensOut.of(tokens)
+
     async def write_all(self) -> None:
         """Writes until ``finish``. Raises ``TransportError`` when the peer is gone or does not read."""
         while True:
             while self._queue:
-                message = self._queue.popleft()
+                message = self._next()
                 await self._channel.send(to_wire(message), timeout_us=self._timeout_us)
             if self.overflowed:
                 raise TransportError(self._channel.peer, "does not read its messages", "it was dropped; connect again")
@@ -106,7 +121,11 @@ class Hub:
         """Posts to a client; a client that is gone misses nothing it could read."""
         local = self._local.get(client)
         if local is not None:
-            local(message)
+            if isinstance(message, control.TokensOut):
+                for token in message.each():
+                    local(token)
+            else:
+                local(message)
             return
         outbox = self._clients.get(client)
         if outbox is not None:

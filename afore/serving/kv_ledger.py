@@ -15,14 +15,14 @@ class KvLedger:
     def __init__(self, workers: int, *, blocks: int, block_tokens: int) -> None:
         """``blocks`` of ``block_tokens`` tokens on each of the ``workers``."""
         self.blocks = blocks
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
         self._free_A = [blocks] * workers
         self._late: dict[int, tuple[int, int]] = {}
         """Ticket → (worker, blocks)."""
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold ``tokens`` tokens."""
-        return -(-tokens // self._block_tokens)
+        return -(-tokens // self.block_tokens)
 
     def free(self, worker: int) -> int:
         """Blocks that can be taken now."""

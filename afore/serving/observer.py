@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from afore.core.control import TokensOut
 from afore.serving.requests import Request
 
 
@@ -16,6 +17,11 @@ class Observer:
 
     def token(self, client: int, name: str, index: int) -> None:
         """Its ``index``-th token has come."""
+
+    def tokens(self, client: int, tokens: TokensOut) -> None:
+        """As ``token``, of many requests of one client."""
+        for name, index in zip(tokens.requests, tokens.indices, strict=True):
+            self.token(client, name, index)
 
     def ended(self, client: int, name: str, reason: str) -> None:
         """It has ended: ``stop``, ``length``, ``abort`` (its client lost interest) or ``error``. Every request ends once."""

@@ -80,6 +80,11 @@ class Request:
 
     def take(self, token: int, logprobs: control.TokenLogprobs | None, eos_ids: frozenset[int]) -> control.TokenOut:
         """Records its next token and says what the client is to hear; ``finish`` is set when it is the last."""
+        text, finish = self.push(token, eos_ids)
+        return control.TokenOut(self.name, len(self.produced) - 1, token, finish, text, logprobs)
+
+    def push(self, token: int, eos_ids: frozenset[int]) -> tuple[str, str]:
+        """Records its next token: (what it adds to the text, ``finish`` as in ``take``)."""
         self.produced.append(token)
         finish = ""
         if token in eos_ids and not self.ignore_eos:
@@ -90,7 +95,7 @@ class Request:
         if self.spelling is not None:
             text, stopped = self.spelling.push(token, last=bool(finish))
             finish = "stop" if stopped else finish
-        return control.TokenOut(self.name, len(self.produced) - 1, token, finish, text, logprobs)
+        return text, finish
 
 
 @dataclass(slots=True)

@@ -41,6 +41,7 @@ from afore.workers.device.ports import EmulatedFleet, Jitter
 from afore.workers.device.profile import LAPTOP_EMULATED, CostProfile
 from afore.workers.emulated_models import ColocatedCompute, EmulatedCompute, EmulatedModels
 from afore.workers.ffn_emulated import EmulatedFfn
+from afore.workers.group.counted import GatheredOnce
 from afore.workers.tagged import TaggedStore, TagReport
 
 MOST_RECORDS = 1 << 40
@@ -105,6 +106,7 @@ class EmulatedWorld(EmulatedModels):
         self.stores: list[TaggedStore] = []
         self.prefill_is_free = emulation.free_prefill
         self._ffn: dict[int, EmulatedFfn] = {}
+        self._gathered_once = GatheredOnce()
         self._emulation = emulation
         self._fleet = fleet
         self._log = log
@@ -127,7 +129,8 @@ class EmulatedWorld(EmulatedModels):
             profile,
             self.stores,
             collectives=self._emulation.collectives,
-            counted=self._emulation.demand is not None,
+            counted_experts=0 if self._emulation.demand is None else self._emulation.spec.num_experts,
+            once=self._gathered_once,
             own_collectives=ctx.config.device.collectives == "own-stream",
         )
         return parts

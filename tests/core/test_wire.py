@@ -233,7 +233,7 @@ def test_arbitrary_data_is_a_typed_error_or_a_message(data: Any) -> None:
     "message",
     [
         control.Welcome("ffn", 3, RunConfig(topology=Topology(ffn=2, redundant_slots_per_worker=(1, 0)))),
-        control.StepWork(0, 7, (control.Row(1, 2, 3), control.Row(4, 5, 6))),
+        control.StepWork.of(0, 7, (control.Row(1, 2, 3), control.Row(4, 5, 6))),
         control.DirectoryMessage(
             1, (control.MemberKeys("ffn", 0, (control.LabelledKey("ring", "shm", "a", 1, 64, "t"),)),)
         ),

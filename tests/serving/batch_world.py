@@ -280,6 +280,10 @@ class World:
     def pull(self) -> None:
         for place, message in self.batcher.drain():
             if place[0] == CLIENT:
+                if isinstance(message, control.TokensOut):
+                    for token in message.each():
+                        self.events[token.request].append(token)
+                    continue
                 assert isinstance(message, control.TokenOut | control.Finished | control.Failed)
                 self.events[message.request].append(message)
             elif place[0] == SCHEDULER:

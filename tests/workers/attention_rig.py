@@ -237,7 +237,7 @@ class Rig:
         counts_A = tuple(len(rows_A.get(worker, ())) for worker in range(self.config.topology.attention))
         self.announced[microbatch, step] = counts_A
         for worker, rows in rows_A.items():
-            self.post(ATTENTION, worker, control.StepWork(microbatch, step, tuple(rows)))
+            self.post(ATTENTION, worker, control.StepWork.of(microbatch, step, rows))
 
     async def step(
         self, microbatch: int, step: int, rows_A: Mapping[int, SequenceOf[control.Row]]

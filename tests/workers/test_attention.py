@@ -212,7 +212,7 @@ async def test_replies_that_do_not_come_end_the_role_at_the_deadline(
 @pytest.mark.parametrize(
     ("role", "message"),
     [
-        (ATTENTION, control.StepWork(0, 0, (Row(99, 1, 0),))),
+        (ATTENTION, control.StepWork.of(0, 0, (Row(99, 1, 0),))),
         (ATTENTION, control.PrefillDone(1, 2)),
         (PREFILL, control.Reserve(1, 2, control.Sampling())),
     ],

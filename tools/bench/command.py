@@ -16,6 +16,7 @@ BENCHES: Final = {
     "serve": ("afore.tools.bench.serve", "load on a server: latencies, throughput, goodput; also against transformers"),
     "path": ("afore.tools.bench.path", "from demand to plan in the running service, part by part, per policy"),
     "transport": ("afore.tools.bench.transport", "a write with notification: latency, rate, CPU, beside public peers"),
+    "virtual": ("afore.tools.bench.virtual", "CPU and memory of the whole runtime in virtual time, per target"),
     "planner": ("afore.tools.bench.planner", "microseconds per plan, beside a C++ build and public planners"),
 }
 """Subcommand: the module whose ``main(argv)`` it is (imported only when asked for), and what it measures."""

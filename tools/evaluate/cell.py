@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from afore.core import control
 from afore.core.config import BatchOptions, CostOptions, DeviceOptions, PlannerOptions, RunConfig, TimeOptions
-from afore.core.errors import AforeError
 from afore.core.topology import Topology
 from afore.models.counted import counted_spec
+from afore.serving.client import Event, failure
 from afore.serving.virtual import Emulation, VirtualCluster, running_virtual
 from afore.testing import run_virtual
 from afore.tools.evaluate.copies import CopySamples
@@ -197,23 +197,29 @@ class _Run:
     async def _request(self, cluster: VirtualCluster, number: int, length: int) -> None:
         cell, times_ns = self._cell, self._times_ns[number]
         warm, last = 2 + cell.warm, 2 + cell.warm + cell.steps
-        try:
-            # Two more than are measured, so that no microbatch shrinks while another is still measured.
-            async for at_ns, event in cluster.client.submit((0,) * length, max_new_tokens=last + _AFTER):
-                if not isinstance(event, control.TokenOut):
-                    continue
-                times_ns.append(at_ns)
-                if len(times_ns) == warm:
-                    self._left_to_warm -= 1
-                    if not self._left_to_warm:
-                        self._warm.set()
-                elif len(times_ns) == last:
-                    self._left -= 1
-                    if not self._left:
-                        self._done.set()
-        except AforeError:
-            if not self._done.is_set():
-                raise
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def take(came: tuple[int, Event]) -> None:
+            at_ns, event = came
+            if not isinstance(event, control.TokenOut):
+                if isinstance(event, control.Failed) and not self._done.is_set():
+                    ended.set_exception(failure(event))
+                else:
+                    ended.set_result(None)
+                return
+            times_ns.append(at_ns)
+            if len(times_ns) == warm:
+                self._left_to_warm -= 1
+                if not self._left_to_warm:
+                    self._warm.set()
+            elif len(times_ns) == last:
+                self._left -= 1
+                if not self._left:
+                    self._done.set()
+
+        # Some more than are measured, so that no microbatch shrinks while another is still measured.
+        await cluster.client.submit_to(take, (0,) * length, max_new_tokens=last + _AFTER)
+        await ended
 
     def _figures(self, before: Mapping[str, Any], stats: Mapping[str, Any]) -> dict[str, Any]:
         warm = 1 + self._cell.warm

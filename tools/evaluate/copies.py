@@ -83,6 +83,7 @@ class _CopyTracer(Tracer):
         self._samples = samples
         self._rank = rank
         self.enabled = True
+        self.only = frozenset({"copy", "wait"})
 
     def span(self, name: SpanName, target: Target | None, start_ns: int, end_ns: int, **args: Any) -> None:
         if name == "copy":

@@ -10,20 +10,15 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-
-from afore.models.expert_form import SILU_GATED, ExpertForm
-from afore.workers.device.base import F32, I32, Kernels, Pairs, Work
+from afore.workers.device.base import Kernels, Work
+from afore.workers.device.emulated_kernels import CountedKernels, EmulatedKernels
 from afore.workers.device.events import DeviceEvent, Failure
 from afore.workers.device.meetings import Meeting
 from afore.workers.device.ports import EmulatedFleet, Turn
 from afore.workers.device.profile import CostProfile
 from afore.workers.device.streams import CollectingStream, CopyBatch, Run, Wait
-from afore.workers.kernels import CpuKernels
-from afore.workers.partition import count_pairs
-from afore.workers.tagged import TaggedLayer
 
 
 class Blocked(Protocol):
@@ -37,14 +32,16 @@ class Blocked(Protocol):
 class EmulatedEvent(DeviceEvent):
     """A point in a stream, whose time is known before it comes."""
 
-    __slots__ = ("_device", "blocked", "stamp_ns")
+    __slots__ = ("_blocked", "_device", "stamp_ns")
 
     def __init__(self, device: EmulatedDevice, stream_name: str) -> None:
-        super().__init__(device, stream_name)
-        self._device = device
+        # As the base's constructor; there are ten of these for every target of every worker.
+        self.owner = self._device = device
+        self.stream_name = stream_name
+        self.failure = None
+        self._waiters = None
         self.stamp_ns: int | None = None
-        self.blocked: list[Blocked] = []
-        """What cannot go on before the stamp is known."""
+        self._blocked: list[Blocked] | None = None
 
     @property
     def done(self) -> bool:
@@ -59,11 +56,18 @@ class EmulatedEvent(DeviceEvent):
         """The stream reaches this point at ``stamp_ns``, now or later."""
         self.failure = failure
         self.stamp_ns = stamp_ns
-        for stream in self.blocked:
-            stream.unblock()
-        self.blocked.clear()
+        if self._blocked is not None:
+            blocked, self._blocked = self._blocked, None
+            for stream in blocked:
+                stream.unblock()
         if self._waiters:
             self._device.fleet.call_at(stamp_ns, self.release_if_over)
+
+    def blocks(self, blocked: Blocked) -> None:
+        """``blocked`` cannot go on before the stamp is known."""
+        if self._blocked is None:
+            self._blocked = []
+        self._blocked.append(blocked)
 
     def _arm(self) -> None:
         self._device.awaited[self] = None
@@ -123,7 +127,7 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
     def meet(self, meeting: Meeting) -> None:
         """What is enqueued from now on starts once the streams of all parties have come to the meeting."""
         here, begun = self.record(), self._new_event()
-        here.blocked.append(_Coming(here, meeting))
+        here.blocks(_Coming(here, meeting))
 
         def begin(stamp_ns: int) -> None:
             begun.stamp(stamp_ns, None)
@@ -187,7 +191,7 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
             elif isinstance(item, Wait):
                 stamp_ns = item.event.stamp_ns
                 if stamp_ns is None:
-                    item.event.blocked.append(self)
+                    item.event.blocks(self)
                     return
                 items.popleft()
                 self._tail_ns = max(start_ns, stamp_ns)
@@ -218,94 +222,6 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
 
     def _delay_ns(self, most_us: float) -> int:
         return round(self._random.random() * most_us * 1e3) if most_us > 0 else 0
-
-
-class EmulatedKernels:
-    """Exact partitioning; experts are the identity over a tagged store, and real over real weights.
-
-    Where the host did not know pairs or tiles when it enqueued (``Work.pairs``, ``Work.tiles`` are 0), their time is charged here.
-    """
-
-    def __init__(self, device: EmulatedDevice) -> None:
-        self._device = device
-        self._real = CpuKernels()
-
-    def partition(
-        self,
-        ids_TK: I32,
-        shares_X4: I32,
-        primary_row_E: I32,
-        my_rank: int,
-        num_rows: int,
-        first_redundant: int,
-        out: Pairs,
-    ) -> None:
-        """See ``Kernels.partition``."""
-        if self._device.working_on.pairs == 0:
-            self._device.charge_us(self._device.profile.partition_pair_ns * ids_TK.size / 1e3)
-        self._real.partition(ids_TK, shares_X4, primary_row_E, my_rank, num_rows, first_redundant, out)
-
-    def grouped_mlp(
-        self,
-        hidden_TD: F32,
-        weights_TK: F32,
-        pairs: Pairs,
-        gate_up_SFD: F32 | TaggedLayer,
-        down_SDI: F32 | TaggedLayer,
-        out_TD: F32,
-        form: ExpertForm = SILU_GATED,
-        biases: Any = None,
-    ) -> None:
-        """See ``Kernels.grouped_mlp``. Over a ``TaggedLayer`` out[t] is hidden[t] times the sum of its weights here."""
-        profile = self._device.profile
-        if self._device.working_on.tiles == 0:
-            self._device.charge_us(profile.rows_us(pairs.start_S1))
-        if isinstance(gate_up_SFD, TaggedLayer):
-            gate_up_SFD.read(pairs.expert_S)
-            token_P = pairs.token_P[: pairs.count]
-            weight_P = weights_TK[token_P, pairs.k_P[: pairs.count]]
-            weight_T = np.bincount(token_P, weights=weight_P, minlength=hidden_TD.shape[0])
-            np.multiply(hidden_TD, weight_T[:, None], out=out_TD, casting="same_kind")
-        else:
-            assert not isinstance(down_SDI, TaggedLayer)
-            self._real.grouped_mlp(hidden_TD, weights_TK, pairs, gate_up_SFD, down_SDI, out_TD, form, biases)
-
-
-class CountedKernels:
-    """Kernels over a model of counts: how many pairs each store row has, and what they cost; no pair is listed, no row computed."""
-
-    def __init__(self, device: EmulatedDevice) -> None:
-        self._device = device
-
-    def partition(
-        self,
-        ids_TK: I32,
-        shares_X4: I32,
-        primary_row_E: I32,
-        my_rank: int,
-        num_rows: int,
-        first_redundant: int,
-        out: Pairs,
-    ) -> None:
-        """See ``Kernels.partition``: ``out`` gets its counts alone."""
-        if self._device.working_on.pairs == 0:
-            self._device.charge_us(self._device.profile.partition_pair_ns * ids_TK.size / 1e3)
-        out.count = count_pairs(ids_TK, shares_X4, primary_row_E, my_rank, num_rows, first_redundant, out)
-
-    def grouped_mlp(
-        self,
-        hidden_TD: F32,
-        weights_TK: F32,
-        pairs: Pairs,
-        gate_up_SFD: F32 | TaggedLayer,
-        down_SDI: F32 | TaggedLayer,
-        out_TD: F32,
-        form: ExpertForm = SILU_GATED,
-        biases: Any = None,
-    ) -> None:
-        """See ``Kernels.grouped_mlp``: takes the time of its tiles."""
-        if self._device.working_on.tiles == 0:
-            self._device.charge_us(self._device.profile.rows_us(pairs.start_S1))
 
 
 class EmulatedDevice:

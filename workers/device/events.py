@@ -51,7 +51,8 @@ class DeviceEvent(ABC):
         self.owner = owner
         self.stream_name = stream_name
         self.failure: Failure | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: list[asyncio.Future[None]] | None = None
+        """A target makes ten events, and the host awaits one."""
 
     @property
     @abstractmethod
@@ -77,6 +78,8 @@ class DeviceEvent(ABC):
         if not self.over:
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
+            if self._waiters is None:
+                self._waiters = []
             self._waiters.append(future)
             self._arm()
             # A timer of our own: asyncio.timeout would cost as much as the rest of a hand-over.
@@ -85,7 +88,7 @@ class DeviceEvent(ABC):
                 await future
             finally:
                 timer.cancel()
-                if future in self._waiters:
+                if self._waiters and future in self._waiters:
                     self._waiters.remove(future)
         if not self.done:
             raise DeviceClosed(self.owner.name, f"stream {self.stream_name}", "closed before it reached this point")
@@ -103,7 +106,7 @@ class DeviceEvent(ABC):
             )
 
     def _release(self) -> None:
-        for future in self._waiters:
+        waiters, self._waiters = self._waiters, None
+        for future in waiters or ():
             if not future.done():
                 future.set_result(None)
-        self._waiters.clear()

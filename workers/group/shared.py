@@ -16,6 +16,7 @@ from afore.core.target import Target
 from afore.transport import bells
 from afore.transport.api import Link, RegionKey
 from afore.transport.exchange import ExchangeLayout, Inputs, ReplyBuffer
+from afore.transport.ringing import put
 from afore.workers.device.base import Stream, Work
 from afore.workers.staging import Staging
 
@@ -30,6 +31,10 @@ class InputSource(Protocol):
 
     def holds(self, microbatch: int) -> Target | None:
         """The target whose inputs the slot holds."""
+        ...
+
+    def has(self, target: Target, tokens: int) -> bool:
+        """Whether the slot of the target's microbatch holds it, with so many rows."""
         ...
 
     def read(self, microbatch: int, target: Target) -> Inputs | None:
@@ -67,7 +72,8 @@ class SharedGroup:
 
     def missing(self, entry: PlanEntry) -> tuple[int, ...]:
         """See ``Group.missing``. The header says whether the rows are there; a bell is only the reason to look."""
-        return tuple(a for a, tokens in enumerate(entry.tokens_A) if tokens and self._inputs(entry, a) is None)
+        target, readers_A = entry.target, self._readers_A
+        return tuple([a for a, tokens in enumerate(entry.tokens_A) if tokens and not readers_A[a].has(target, tokens)])
 
     def arrived(self, attention: int, microbatch: int) -> Target | None:
         """See ``Group.arrived``."""
@@ -101,7 +107,7 @@ class SharedGroup:
             if tokens:
                 peer = self._peers_A[a]
                 packed = self._replies_MA[microbatch][a].pack(entry.target, tokens)
-                await peer.link.write(peer.key, offset, packed, notify=bell, timeout_us=self._timeout_us)
+                await put(peer.link, peer.key, offset, packed, bell, timeout_us=self._timeout_us)
 
     def close(self) -> None:
         """See ``Group.close``."""
