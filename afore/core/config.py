@@ -79,9 +79,12 @@ class BatchOptions:
     """Requests that may wait; more are refused."""
     prefill_chunk_tokens: int = 512
     """Tokens of a prompt that a prefill worker runs before it looks at others; 0 runs each prompt as a whole."""
+    least_microbatches: int = 0
+    """Above 0: topology.microbatches is the most that run, and the engine finds by trial which number down to this one serves
+    fastest; buffers then have room for max_num_seqs in that few. 0: topology.microbatches always run."""
 
     def __post_init__(self) -> None:
-        _at_least("batch", 0, prefill_chunk_tokens=self.prefill_chunk_tokens)
+        _at_least("batch", 0, prefill_chunk_tokens=self.prefill_chunk_tokens, least_microbatches=self.least_microbatches)
         _at_least(
             "batch",
             1,
@@ -275,6 +278,12 @@ class RunConfig:
             )
         if self.planner.worker_speed:
             check_speeds("planner.worker_speed", self.planner.worker_speed, self.topology.ffn)
+        if self.batch.least_microbatches > self.topology.microbatches:
+            raise ConfigError(
+                "batch.least_microbatches",
+                f"{self.batch.least_microbatches} are more than the {self.topology.microbatches} of topology.microbatches",
+                "raise topology.microbatches, which is the most that run",
+            )
 
     @property
     def copy_budget(self) -> int:
@@ -285,4 +294,5 @@ class RunConfig:
     @property
     def max_tokens_per_worker(self) -> int:
         """T_max: most tokens of one attention worker in one microbatch (the engine spreads requests evenly)."""
-        return -(-self.batch.max_num_seqs // (self.topology.attention * self.topology.microbatches))
+        fewest = self.batch.least_microbatches or self.topology.microbatches
+        return -(-self.batch.max_num_seqs // (self.topology.attention * fewest))
