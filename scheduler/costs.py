@@ -111,9 +111,7 @@ class CostModel:
         self._scale_N = [min(costs_N) / cost for cost in costs_N] if costs_N else None
         self._seeds = tuple(self._costs)
         self._warmup = warmup
-        self._recent = [
-            [_Recent(recent, quantile) for quantile in (MEDIAN, MEDIAN, EIGHTH)] for _ in range(num_layers)
-        ]
+        self._recent = [[_Recent(recent, quantile) for quantile in (MEDIAN, MEDIAN, EIGHTH)] for _ in range(num_layers)]
         self._stale = [False] * num_layers
         self.frozen = frozen
         """Keep the seeds whatever is measured, so that a run can be repeated exactly."""

@@ -84,7 +84,9 @@ class BatchOptions:
     fastest; buffers then have room for max_num_seqs in that few. 0: topology.microbatches always run."""
 
     def __post_init__(self) -> None:
-        _at_least("batch", 0, prefill_chunk_tokens=self.prefill_chunk_tokens, least_microbatches=self.least_microbatches)
+        _at_least(
+            "batch", 0, prefill_chunk_tokens=self.prefill_chunk_tokens, least_microbatches=self.least_microbatches
+        )
         _at_least(
             "batch",
             1,
@@ -236,10 +238,10 @@ class RunConfig:
     kernels: Literal["auto", "modules", "fused"] = "auto"
     """What attention workers compute with: fused kernels, transformers' modules, or fused where the model allows it."""
     policy: str = "afore"
-    """static, afore, afore-plus, their ablations afore-no-prefetch, afore-no-overlap and afore-reactive, the baselines eplb,
-    eplb-redistribute, harmoeny, lina and libra, or package.module:Class."""
+    """static, afore, afore-plus, afore-ahead, the ablations afore-no-prefetch, afore-no-overlap and afore-reactive, the baselines
+    eplb, eplb-redistribute, harmoeny, lina and libra, or package.module:Class."""
     policy_options: PolicyOptions = field(default_factory=PolicyOptions)
-    """What the baselines leave open."""
+    """What policies leave open."""
     topology: Topology = field(default_factory=Topology)
     """The shape of the cluster."""
     planner: PlannerOptions = field(default_factory=PlannerOptions)

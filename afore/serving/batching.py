@@ -246,7 +246,7 @@ class Batcher:
             if microbatch.flight is not None:
                 continue
             for request in tuple(microbatch.requests):
-                # Of a cancelled step a worker may still be writing: its next step must wait for it, and within a microbatch it does.
+                # Of a cancelled step a worker may still be writing: the next one must wait for it, and within a microbatch does.
                 if request.state is not State.READY or request.leaving or request.cancelled_step:
                     continue
                 better = self._seats.better(request.attention, microbatch.number)

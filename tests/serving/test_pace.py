@@ -13,7 +13,9 @@ from afore.serving import pace
 from afore.serving.pace import Pace
 
 
-def run(paced: Pace, round_us: Callable[[int], float], steps: int, tokens: Callable[[int], int] = lambda step: 120) -> list[int]:
+def run(
+    paced: Pace, round_us: Callable[[int], float], steps: int, tokens: Callable[[int], int] = lambda step: 120
+) -> list[int]:
     """So many rounds, each as long as the number that runs would take; returns that number of each round."""
     now_us, ran = 0.0, []
     for step in range(steps):
