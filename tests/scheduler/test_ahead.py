@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afore.core.errors import ConfigError
+from afore.core.metrics import tile_loads
 from afore.core.policy_options import AforeAheadOptions, AforePlusOptions, PolicyOptions
 from afore.core.target import Target
 from afore.scheduler.costs import Costs
-from afore.scheduler.loads import tile_loads
 from afore.scheduler.policies.afore_ahead import AforeAhead
 from afore.scheduler.policies.afore_plus import AforePlus
 from tests.scheduler.baseline_cases import assigned, context, copied, counts
@@ -45,16 +45,15 @@ def test_where_the_window_is_long_nothing_is_guessed() -> None:
 
 
 def test_the_first_layer_goes_by_the_step_before() -> None:
-    ahead = policy(SHORT)
-    ahead.on_demand(Target(0, 0, 0), HOT, 0.0)
-    bound = ahead.protected(0)
-    assert bound is not None
-    assert not bound.any(), "82 µs less of it would cost 80 at once"
-    assert copied(ahead.on_step_end(0, 0, 10.0)) == [(0, 1, 0)]
-    assert ahead.on_step_end(0, 0, 10.0) == [], "a step ends once"
-    without = policy(SHORT, first_layer=False)
-    without.on_demand(Target(0, 0, 0), HOT, 0.0)
-    assert without.on_step_end(0, 0, 10.0) == []
+    """Once it is known how long before its demand a target is predicted: for 80 µs that show, a copy of 3 tiles does not pay."""
+    warm = counts(10, 0, 2, 2)
+    for first_layer in (True, False):
+        ahead = policy(SHORT, first_layer=first_layer)
+        assert copied(ahead.on_demand(Target(0, 0, 0), warm, 0.0)) == []
+        assert ahead.on_step_end(0, 0, 10.0) == []
+        assert copied(ahead.on_demand(Target(0, 0, 1), warm, 500.0)) == []
+        assert copied(ahead.on_step_end(0, 1, 510.0)) == ([(0, 1, 0)] if first_layer else [])
+        assert ahead.on_step_end(0, 1, 510.0) == [], "a step ends once"
 
 
 def test_a_wrong_prediction_is_put_right() -> None:

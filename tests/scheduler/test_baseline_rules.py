@@ -5,7 +5,7 @@ while targets in flight may use them; and what each asks for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -140,7 +140,10 @@ def test_the_same_events_get_the_same_answers(name: str) -> None:
     runs: list[list[Action]] = [[], []]
     for run in runs:
         drive(make_policy(name, made), made, traffic, run.extend)
-    assert runs[0] == runs[1]
+    without_plans = [
+        [replace(action, plan=None) if isinstance(action, Assign) else action for action in run] for run in runs
+    ]
+    assert without_plans[0] == without_plans[1]
     assert sum(len(action.copies) for action in runs[0] if isinstance(action, Copies)) > 10
     assert any(action.shares for action in runs[0] if isinstance(action, Assign))
 

@@ -171,8 +171,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--slots", type=int, default=8, metavar="R", help="redundant slots of each FFN worker and layer"
     )
-    parser.add_argument("--warm", type=int, default=16, metavar="S", help="steps before anything is measured")
-    parser.add_argument("--steps", type=int, default=10, metavar="S", help="steps that are measured")
+    parser.add_argument("--warm", type=int, default=11, metavar="S", help="steps before anything is measured")
+    parser.add_argument("--steps", type=int, default=7, metavar="S", help="steps that are measured")
     return parser
 
 
