@@ -76,11 +76,12 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for name, result in rows.items():
         tile, copies = result["imbalance"]["tile"], result["copies"]
         targets = max(1, result["counters"]["targets"])
+        made = copies["copies"] + result["counters"].get("copies_ahead", 0)
         exposed = copies["exposed_us"]["mean"] * copies["targets"] / targets
         lines.append(
             f"| {name} | {result['tokens_per_s']:,.0f} | {result['tokens_per_s'] / first - 1:+.1%} "
             f"| {result['itl_p95_ms']:.1f} | {tile['after']:.3f} ({tile['bound']:.3f}) "
-            f"| {copies['copies'] / targets:.2f} | {exposed:.1f} |"
+            f"| {made / targets:.2f} | {exposed:.1f} |"
         )
     return lines
 
