@@ -54,13 +54,17 @@ def exposed_us(
     return max(0.0, migration_us(copies, primaries_E, costs) - costs.window_us)
 
 
+MEDIAN, EIGHTH = 0.5, 0.125
+
+
 class _Recent:
-    """The median of the last ``size`` values, kept sorted."""
+    """A quantile of the last ``size`` values, kept sorted."""
 
-    __slots__ = ("_order", "_size", "_sorted")
+    __slots__ = ("_order", "_quantile", "_size", "_sorted")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, quantile: float) -> None:
         self._size = size
+        self._quantile = quantile
         self._order: deque[float] = deque()
         self._sorted: list[float] = []
 
@@ -73,14 +77,18 @@ class _Recent:
         self._order.append(value)
         insort(self._sorted, value)
 
-    def median(self) -> float:
-        return self._sorted[len(self._sorted) // 2]
+    def value(self) -> float:
+        """The quantile; of the median the upper one of two."""
+        return self._sorted[int(len(self._sorted) * self._quantile)]
 
 
 class CostModel:
-    """Costs per layer: the seed until ``warmup`` measurements of a quantity have come, then the median of its last ``recent``.
+    """Costs per layer: the seed until ``warmup`` measurements of a quantity have come, then the median of its last ``recent``;
+    of the window the lower eighth.
 
-    A median, because on shared cores single records are off by whole time slices. ``seed`` is one for all layers, or one each.
+    Medians, because on shared cores single records are off by whole time slices. A window that is believed too long costs all that
+    the copies then show, one believed too short a tile or so: targets that follow a gap in the pipeline have little of it, and are
+    more than an eighth where there is one in every few of a layer. ``seed`` is one for all layers, or one each.
     ``costs_N``: what a tile costs on each worker (``afore.core.speeds``; none: all are equally fast). ``tile_us`` is kept as it
     would be on the fastest, so that a slow worker's tiles do not make all of them look slow.
     """
@@ -103,7 +111,7 @@ class CostModel:
         self._scale_N = [min(costs_N) / cost for cost in costs_N] if costs_N else None
         self._seeds = tuple(self._costs)
         self._warmup = warmup
-        self._recent = [[_Recent(recent) for _ in range(3)] for _ in range(num_layers)]
+        self._recent = [[_Recent(recent, quantile) for quantile in (MEDIAN, MEDIAN, EIGHTH)] for _ in range(num_layers)]
         self._stale = [False] * num_layers
         self.frozen = frozen
         """Keep the seeds whatever is measured, so that a run can be repeated exactly."""
@@ -115,7 +123,7 @@ class CostModel:
         if self._stale[layer]:
             seed = self._seeds[layer]
             tile_us, copy_us, window_us = (
-                recent.median() if len(recent) >= self._warmup else before
+                recent.value() if len(recent) >= self._warmup else before
                 for recent, before in zip(
                     self._recent[layer], (seed.tile_us, seed.copy_us, seed.window_us), strict=True
                 )

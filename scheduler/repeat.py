@@ -119,7 +119,7 @@ def _options(header: TraceHeader, name: str) -> PolicyOptions:
     options = PolicyOptions()
     if not header.options:
         return options
-    section = "eplb" if header.policy.startswith("eplb-") else header.policy
+    section = PolicyOptions.section(header.policy)
     try:
         given = dataclasses.replace(getattr(options, section), **header.options)
         return dataclasses.replace(options, **{section: given})

@@ -60,7 +60,8 @@ class UnderWay:
                 worker=record.worker,
                 tile_us=record.tile_us if record.tiles else None,
                 copy_us=record.copy_us if record.copies else None,
-                window_us=record.window_us if record.copies else None,
+                # Also of targets that copied nothing: a window that was once short would else never be seen to have grown.
+                window_us=record.window_us if record.window_us > 0 else None,
             )
         reported = self._reported.get(record.sequence, 0) + 1
         if reported < self._num_workers:

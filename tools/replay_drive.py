@@ -157,7 +157,7 @@ class _Drive(_Measuring):
             context.planner,
             context.primaries_E,
             num_layers=header.layers,
-            num_microbatches=header.microbatches,
+            num_microbatches=1 + getattr(self._policy, "protected_plans", header.microbatches - 1),
         )
         kind = getattr(self._policy, "wants_predictions", None)
         self._predictor = (

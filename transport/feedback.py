@@ -48,9 +48,9 @@ class FeedbackRecord:
     tile_us: float = 0.0
     """Compute time of one tile; 0 without tiles."""
     copy_us: float = 0.0
-    """D: from the copies' submission to their completion; 0 without copies."""
+    """What one copy kept this worker's port busy, for M(Δ); 0 without copies. D is ``window_us - slack_us``."""
     window_us: float = 0.0
-    """W: from the copies' submission to the model stream's wait for them."""
+    """W: from the copies' submission to the model stream's wait for them; without copies from when they could have been."""
     exposed_us: float = 0.0
     """O = max(0, D - W)."""
     slack_us: float = 0.0

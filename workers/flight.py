@@ -79,6 +79,8 @@ class Flight:
     entry: PlanEntry
     refused: bool
     """The plan was refused by some worker: the entry has no shares and copies any more."""
+    taken_ns: int
+    """When its copies could first be submitted."""
     staging: Staging
     copies: Sequence[Readiness]
     """What the plan names on this worker: each slot's content at its generation."""

@@ -5,9 +5,12 @@ Only after the target's ``done``: every event it waited for is done then, too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from afore.core.record import record
 from afore.core.trace import SpanName, Tracer
 from afore.workers.flight import Flight
+from afore.workers.migrator import Readiness
 from afore.workers.partition import rows_measured
 
 
@@ -25,9 +28,10 @@ class Measures:
     copies: int
     """Copies that this target's own entry made here, and those that went ahead of it and that it is the first to use."""
     copy_us: float
-    """D of the slowest of them, by the number of copies that shared the port with it."""
+    """What one of them kept the port busy: from the stream being past what a batch waited for to its landing, by copies. Not D: a
+    copy that starts at its target's turn waits for the target before, and that costs no port anything."""
     window_us: float
-    """W: from their submission to the stream reaching its wait."""
+    """W: from their submission to the stream reaching its wait; without copies from when they could have been submitted."""
     exposed_us: float
     """Longest time that the stream waited for a slot, of whichever entry."""
     slack_us: float
@@ -48,24 +52,34 @@ def measure(flight: Flight, tile_tokens: int) -> Measures:
             tile_us=experts_us / tiles if tiles else 0.0,
             copies=0,
             copy_us=0.0,
-            window_us=0.0,
+            window_us=max(0, reached_ns - flight.taken_ns) / 1e3,
             exposed_us=0.0,
             slack_us=0.0,
         )
     own = [copy for copy in flight.copies if copy.ahead or copy.generation == flight.entry.sequence]
     landed_ns = max((copy.event.completed_ns for copy in own), default=reached_ns)
     late_ns = max((copy.event.completed_ns - reached_ns for copy in flight.copies), default=0)
-    submitted_ns = min((copy.submitted_ns for copy in own), default=reached_ns)
+    submitted_ns = min((copy.submitted_ns for copy in own), default=min(reached_ns, flight.taken_ns))
     return Measures(
         pairs=pairs.count,
         replica_pairs=replica_pairs,
         tiles=tiles,
         tile_us=experts_us / tiles if tiles else 0.0,
         copies=len(own),
-        copy_us=(landed_ns - submitted_ns) / 1e3 / len(own) if own else 0.0,
+        copy_us=_port_ns(own) / 1e3 / len(own) if own else 0.0,
         window_us=(reached_ns - submitted_ns) / 1e3,
         exposed_us=max(0, late_ns) / 1e3,
-        slack_us=(reached_ns - landed_ns) / 1e3,
+        slack_us=(reached_ns - landed_ns) / 1e3 if own else 0.0,
+    )
+
+
+def _port_ns(copies: Sequence[Readiness]) -> int:
+    """How long copies were under way: the batches of a migration stream run one after another."""
+    batches = {id(copy.event): copy for copy in copies}
+    # What had to be fetched first was under way from its submission: the wire to the other node is what it costs.
+    return sum(
+        copy.event.completed_ns - (copy.submitted_ns if copy.fetched else copy.begun.completed_ns)
+        for copy in batches.values()
     )
 
 

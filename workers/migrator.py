@@ -49,6 +49,8 @@ class Readiness:
     event: Event
     ahead: bool = False
     """It came ahead of any target, and none has asked for it yet: the first that does counts it as its own."""
+    fetched: bool = False
+    """Its source was brought from another node, from ``submitted_ns`` on."""
 
 
 @record
@@ -297,6 +299,7 @@ class Migrator:
                 begun=begun,
                 event=event,
                 ahead=held.ahead,
+                fetched=since_ns is not None,
             )
             for held in batch
         ]

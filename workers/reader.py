@@ -35,6 +35,9 @@ class Turn:
     entry: PlanEntry
     refused: bool
     read_ns: int
+    """When it was read."""
+    taken_ns: int
+    """When all N had judged it: its copies could start from here on."""
 
 
 class TurnQueue(Protocol):
@@ -197,4 +200,4 @@ class Reader:
             self.counts.refused += 1
             self._tracer.instant("refused", self._clock.now_ns(), entry.target, sequence=entry.sequence)
             entry = replace(entry, shares=(), copies=())
-        self._turns.put(Turn(entry, refused=not agreed, read_ns=begin_ns))
+        self._turns.put(Turn(entry, refused=not agreed, read_ns=begin_ns, taken_ns=self._clock.now_ns()))

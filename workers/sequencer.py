@@ -239,6 +239,7 @@ class Sequencer:
             Flight(
                 entry=entry,
                 refused=turn.refused,
+                taken_ns=turn.taken_ns,
                 staging=staging,
                 copies=copies,
                 compute=compute,

@@ -80,9 +80,14 @@ class BatchOptions:
     """Requests that may wait; more are refused."""
     prefill_chunk_tokens: int = 512
     """Tokens of a prompt that a prefill worker runs before it looks at others; 0 runs each prompt as a whole."""
+    least_microbatches: int = 0
+    """Above 0: topology.microbatches is the most that run, and the engine finds by trial which number down to this one serves
+    fastest; buffers then have room for max_num_seqs in that few. 0: topology.microbatches always run."""
 
     def __post_init__(self) -> None:
-        _at_least("batch", 0, prefill_chunk_tokens=self.prefill_chunk_tokens)
+        _at_least(
+            "batch", 0, prefill_chunk_tokens=self.prefill_chunk_tokens, least_microbatches=self.least_microbatches
+        )
         _at_least(
             "batch",
             1,
@@ -241,10 +246,10 @@ class RunConfig:
     kernels: Literal["auto", "modules", "fused"] = "auto"
     """What attention workers compute with: fused kernels, transformers' modules, or fused where the model allows it."""
     policy: str = "afore"
-    """static, afore, afore-plus, their ablations afore-no-prefetch, afore-no-overlap and afore-reactive, the baselines eplb,
-    eplb-redistribute, harmoeny, lina and libra, or package.module:Class."""
+    """static, afore, afore-plus, afore-ahead, the ablations afore-no-prefetch, afore-no-overlap and afore-reactive, the baselines
+    eplb, eplb-redistribute, harmoeny, lina and libra, or package.module:Class."""
     policy_options: PolicyOptions = field(default_factory=PolicyOptions)
-    """What the baselines leave open."""
+    """What policies leave open."""
     topology: Topology = field(default_factory=Topology)
     """The shape of the cluster."""
     planner: PlannerOptions = field(default_factory=PlannerOptions)
@@ -287,6 +292,12 @@ class RunConfig:
             )
         if self.planner.worker_speed:
             check_speeds("planner.worker_speed", self.planner.worker_speed, self.topology.ffn)
+        if self.batch.least_microbatches > self.topology.microbatches:
+            raise ConfigError(
+                "batch.least_microbatches",
+                f"{self.batch.least_microbatches} are more than the {self.topology.microbatches} of topology.microbatches",
+                "raise topology.microbatches, which is the most that run",
+            )
 
     @property
     def copy_budget(self) -> int:
@@ -297,4 +308,5 @@ class RunConfig:
     @property
     def max_tokens_per_worker(self) -> int:
         """T_max: most tokens of one attention worker in one microbatch (the engine spreads requests evenly)."""
-        return -(-self.batch.max_num_seqs // (self.topology.attention * self.topology.microbatches))
+        fewest = self.batch.least_microbatches or self.topology.microbatches
+        return -(-self.batch.max_num_seqs // (self.topology.attention * fewest))

@@ -79,9 +79,45 @@ class LibraOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyOptions:
-    """Options of the baselines, by policy."""
+class AforePlusOptions:
+    """``afore-plus``, and ``afore-ahead``, which is built on it."""
 
+    protected_plans: int | None = 1
+    """So many last plans of a layer keep their slots from being rebound; none, or more than M - 1: M - 1. A copy into a slot that
+    an older target still uses waits for that use. 1 is the paper's U_t: slots of the preceding microbatch."""
+
+    def __post_init__(self) -> None:
+        at_least("policy_options.afore_plus", 0, protected_plans=self.protected_plans)
+
+    def depth(self, num_microbatches: int) -> int:
+        """Plans that are protected with M microbatches in flight."""
+        most = num_microbatches - 1
+        return most if self.protected_plans is None else min(self.protected_plans, most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AforeAheadOptions(AforePlusOptions):
+    """``afore-ahead``."""
+
+    window_copies: float = 4.0
+    """Copies go ahead for a layer only while its window hides fewer than so many of them one after another; 0: never."""
+    first_layer: bool = True
+    """Also for the first layer, by the demand of the same microbatch's step before: no gate predicts it."""
+
+    def __post_init__(self) -> None:
+        at_least(
+            "policy_options.afore_ahead", 0, protected_plans=self.protected_plans, window_copies=self.window_copies
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """Options of the policies that have some, by policy."""
+
+    afore_plus: AforePlusOptions = field(default_factory=AforePlusOptions)
+    """AFORE with a search behind Algorithm 1."""
+    afore_ahead: AforeAheadOptions = field(default_factory=AforeAheadOptions)
+    """That, with copies ahead of their targets."""
     eplb: EplbOptions = field(default_factory=EplbOptions)
     """EPLB."""
     harmoeny: HarmoenyOptions = field(default_factory=HarmoenyOptions)
@@ -91,9 +127,14 @@ class PolicyOptions:
     libra: LibraOptions = field(default_factory=LibraOptions)
     """Libra."""
 
+    @staticmethod
+    def section(policy: str) -> str:
+        """The field that the policy of that name would have here."""
+        return "eplb" if policy.startswith("eplb-") else policy.replace("-", "_")
+
     def of(self, policy: str) -> dict[str, Any]:
         """The options of the policy of that name, as printed with its results; empty for one that has none."""
-        section = getattr(self, "eplb" if policy.startswith("eplb-") else policy, None)
+        section = getattr(self, self.section(policy), None)
         return (
             dataclasses.asdict(section) if dataclasses.is_dataclass(section) and not isinstance(section, type) else {}
         )

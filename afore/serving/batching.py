@@ -49,8 +49,12 @@ class Batcher:
         kv_blocks: int,
         block_tokens: int,
         eos_ids: frozenset[int],
+        least_microbatches: int = 0,
     ) -> None:
-        """``kv_blocks``: those of each attention worker; no request may need more than these."""
+        """``kv_blocks``: those of each attention worker; no request may need more than these.
+
+        ``least_microbatches``: the fewest that may run, ``max_tokens_per_worker`` being meant for those; 0: all of them always do.
+        """
         self._topology = topology
         self._eos_ids = eos_ids
         self._microbatches = [Microbatch(number) for number in range(topology.microbatches)]
@@ -59,7 +63,13 @@ class Batcher:
         self._requests: dict[int, Request] = {}
         self._seated: dict[int, Request] = {}
         """By ticket."""
-        self._seats = Seats(topology.attention, topology.microbatches, capacity=max_tokens_per_worker)
+        self._regroups = least_microbatches > 0
+        self._seats = Seats(
+            topology.attention,
+            topology.microbatches,
+            capacity=max_tokens_per_worker,
+            per_worker=max_tokens_per_worker * (least_microbatches or topology.microbatches),
+        )
         self._ledger = KvLedger(topology.attention, blocks=kv_blocks, block_tokens=block_tokens)
         self._lacking_A: list[dict[int, Request]] = [{} for _ in range(topology.attention)]
         """Requests that sit out steps because they lack a block, by number."""
@@ -99,6 +109,17 @@ class Batcher:
         """Messages to send, oldest first."""
         out, self._out = self._out, []
         return out
+
+    @property
+    def num_microbatches(self) -> int:
+        """How many of the M microbatches take requests."""
+        return self._seats.open
+
+    def run_with(self, microbatches: int) -> None:
+        """From now on so many microbatches take requests; those of the others change over as their steps end."""
+        assert self._regroups, "least_microbatches is 0"
+        self._seats.open = microbatches
+        self._settle()
 
     # Events
 
@@ -157,12 +178,15 @@ class Batcher:
             self._join_if_complete(request)
             self._settle()
 
-    def step_done(self, attention: int, done: control.StepDone) -> None:
-        """An attention worker's tokens of a step; with the last participant's the next step begins."""
+    def step_done(self, attention: int, done: control.StepDone) -> int:
+        """An attention worker's tokens of a step; with the last participant's the next step begins.
+
+        Returns the rows of the step that has ended by it, over all workers; 0 if none has.
+        """
         microbatch = self._microbatches[done.microbatch]
         flight = microbatch.flight
         if flight is None or flight.step != done.step or attention not in flight.waiting_for:
-            return
+            return 0
         flight.waiting_for.discard(attention)
         requests = flight.rows_A[attention]
         logprobs_T = done.logprobs or (None,) * len(requests)
@@ -184,9 +208,11 @@ class Batcher:
         for request in requests:
             if request.leaving or request.state is State.ENDED:
                 self._leave_if_due(request)
-        if not flight.waiting_for:
+        ended = not flight.waiting_for
+        if ended:
             microbatch.flight = None
         self._settle()
+        return sum(len(rows) for rows in flight.rows_A.values()) if ended else 0
 
     def step_aborted(self, aborted: control.StepAborted) -> None:
         """The step lost a target: its participants give it up and the rows come again under a new step number."""
@@ -223,10 +249,30 @@ class Batcher:
         self._came_free = True
         while self._came_free:
             self._came_free = False
+            if self._regroups:
+                self._regroup()
             for microbatch in self._microbatches:
                 if microbatch.flight is None and microbatch.requests:
                     self._start_step(microbatch)
         self._admit()
+
+    def _regroup(self) -> None:
+        """Requests between two steps change over to microbatches that are open and emptier; the KV cache knows none of them."""
+        for microbatch in self._microbatches:
+            if microbatch.flight is not None:
+                continue
+            for request in tuple(microbatch.requests):
+                # Of a cancelled step a worker may still be writing: the next one must wait for it, and within a microbatch does.
+                if request.state is not State.READY or request.leaving or request.cancelled_step:
+                    continue
+                better = self._seats.better(request.attention, microbatch.number)
+                if better is None:
+                    continue
+                self._seats.leave(request.attention, microbatch.number)
+                self._seats.take(request.attention, better)
+                microbatch.requests.remove(request)
+                request.microbatch = better
+                self._microbatches[better].requests.append(request)
 
     def _admit(self) -> None:
         while self._waiting:

@@ -17,6 +17,7 @@ from afore.core.topology import ATTENTION, PREFILL, SCHEDULER, member_name
 from afore.serving.batching import CLIENT, Batcher
 from afore.serving.hub import Hub
 from afore.serving.observer import Observer
+from afore.serving.pace import Pace
 from afore.serving.requests import Request, State
 from afore.serving.spelling import Speller, Spelling
 
@@ -86,7 +87,11 @@ class Engine:
             kv_blocks=limits.kv_tokens // config.batch.block_tokens,
             block_tokens=config.batch.block_tokens,
             eos_ids=limits.eos_ids,
+            least_microbatches=config.batch.least_microbatches,
         )
+        most, least = config.topology.microbatches, config.batch.least_microbatches
+        self._pace = Pace(most=most, least=least) if 0 < least < most else None
+        """How many microbatches run, where that is not given."""
         self.ids_lost = 0
         """Attention workers whose record of their tokens' experts a disk ended."""
         self._lost: RoleLost | None = None
@@ -121,6 +126,11 @@ class Engine:
         return len(self._batcher.live) - self._batcher.num_waiting
 
     @property
+    def num_microbatches(self) -> int:
+        """How many of the M microbatches take requests."""
+        return self._batcher.num_microbatches
+
+    @property
     def num_preemptions(self) -> int:
         """How often a request gave its KV blocks to an older one, since the start."""
         return self._batcher.num_preemptions
@@ -153,7 +163,7 @@ class Engine:
     def from_member(self, role: str, rank: int, message: control.Message) -> None:
         """What roles report."""
         if isinstance(message, control.StepDone) and role == ATTENTION:
-            self._batcher.step_done(rank, message)
+            self._step_done(rank, message)
         elif isinstance(message, control.Reserved) and role == ATTENTION:
             self._paid((role, rank, BLOCKS))
             self._batcher.reserved(rank, message)
@@ -179,6 +189,16 @@ class Engine:
         else:
             log.warning("%s sent %s, which is not its to send", member_name(role, rank), type(message).__name__)
         self._send()
+
+    def _step_done(self, attention: int, done: control.StepDone) -> None:
+        rows = self._batcher.step_done(attention, done)
+        if self._pace is None or not rows:
+            return
+        now_ns = round(asyncio.get_running_loop().time() * 1e9)
+        wanted = self._pace.step_ended(done.microbatch, rows, now_ns)
+        if wanted != self._batcher.num_microbatches:
+            log.info("%d microbatches run, of %d", wanted, self._config.topology.microbatches)
+            self._batcher.run_with(wanted)
 
     def lost(self, name: str, reason: str) -> None:
         """A role is gone: every request ends with an error that names it, and so does every later one."""

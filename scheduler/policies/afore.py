@@ -35,8 +35,13 @@ class Afore(Quiet):
         self._context = context
         layers = range(context.num_layers)
         self._planners = [self.planner(context.planner, context.primaries_E) for _ in layers]
-        self._windows = [ProtectedWindow(context.num_microbatches - 1) for _ in layers]
+        self._windows = [ProtectedWindow(self.protected_plans) for _ in layers]
         self._unused_NR: NDArray[np.bool_] = np.zeros(context.planner.empty_slots().shape, np.bool_)
+
+    @property
+    def protected_plans(self) -> int:
+        """How many of a layer's last plans keep their slots: M - 1, all that can still be in flight."""
+        return self._context.num_microbatches - 1
 
     def on_demand(self, target: Target, demand_E: Demand, now_us: float) -> list[Action]:
         window = self._windows[target.layer]
@@ -45,8 +50,8 @@ class Afore(Quiet):
             window.push(self._unused_NR)
             return [Assign(target, (), skipped=NOTHING_TO_PLAN_ON)]
         costs = self.costs(target.layer)
-        plan = self._planners[target.layer].plan(planned_E, window.protected(), costs)
-        window.push(plan.used_NR)
+        plan = self._planners[target.layer].plan(planned_E, self.protected(target.layer), costs)
+        window.push(self.used(target.layer, plan.used_NR))
         assign = Assign(target, tuple(plan.shares()), plan, costs, plan.skipped)
         if not plan.copies:
             return [assign]
@@ -55,6 +60,10 @@ class Afore(Quiet):
     def protected(self, layer: int) -> NDArray[np.bool_] | None:
         """U_t of the layer's next target, for records; none before the first."""
         return self._windows[layer].protected()
+
+    def used(self, layer: int, used_NR: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Slots that the layer's last plan uses or bound, from those of the plan itself."""
+        return used_NR
 
     def adopt_layer(self, layer: int, slots_NR: NDArray[np.int32]) -> None:
         """Before the first target: the layer's slots hold these experts."""
@@ -68,6 +77,8 @@ class Afore(Quiet):
         """Each layer's state, for the compiled call; None where that would not do what ``on_demand`` does."""
         kind = type(self)
         if kind.on_demand is not Afore.on_demand or kind.planned_demand is not Afore.planned_demand:
+            return None
+        if kind.protected is not Afore.protected or kind.used is not Afore.used:
             return None
         if any(type(planner).plan is not Planner.plan for planner in self._planners):
             return None

@@ -14,6 +14,7 @@ from afore.scheduler.hot_core import compile_hot_path
 from afore.scheduler.loads import compile_loads
 from afore.scheduler.planner import compile_planner
 from afore.scheduler.policies.afore import Afore
+from afore.scheduler.policies.afore_ahead import AforeAhead
 from afore.scheduler.policies.afore_no_overlap import AforeNoOverlap
 from afore.scheduler.policies.afore_no_prefetch import AforeNoPrefetch
 from afore.scheduler.policies.afore_plus import AforePlus
@@ -32,6 +33,7 @@ POLICIES: Mapping[str, Callable[[PolicyContext], Policy]] = MappingProxyType(
         "static": Static,
         "afore": Afore,
         "afore-plus": AforePlus,
+        "afore-ahead": AforeAhead,
         "afore-no-prefetch": AforeNoPrefetch,
         "afore-no-overlap": AforeNoOverlap,
         "afore-reactive": AforeReactive,

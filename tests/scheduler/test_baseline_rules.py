@@ -5,7 +5,7 @@ while targets in flight may use them; and what each asks for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from afore.core.errors import PlanError
-from afore.core.policy_options import EplbOptions, HarmoenyOptions, LibraOptions, LinaOptions, PolicyOptions
+from afore.core.policy_options import (
+    AforeAheadOptions,
+    AforePlusOptions,
+    EplbOptions,
+    HarmoenyOptions,
+    LibraOptions,
+    LinaOptions,
+    PolicyOptions,
+)
 from afore.core.target import Target
 from afore.scheduler.policies.base import Action, Assign, Copies, Policy, PolicyContext
 from afore.scheduler.policies.registry import POLICIES, make_policy, policy_wants_inputs, policy_wants_predictions
@@ -23,6 +31,7 @@ from afore.scheduler.validate_actions import ActionChecker
 from tests.scheduler.baseline_cases import context
 
 BASELINES = ["eplb", "eplb-redistribute", "harmoeny", "lina", "libra"]
+OURS = ["afore", "afore-plus", "afore-ahead"]
 L = 2
 
 
@@ -53,6 +62,12 @@ def cases(draw: st.DrawFn) -> tuple[PolicyContext, Traffic]:
         harmoeny=HarmoenyOptions(min_tokens=draw(st.sampled_from([1, 5, None])), reuse=draw(st.booleans())),
         lina=LinaOptions(replan=draw(st.booleans())),
         libra=LibraOptions(buffers=draw(st.integers(1, 3)), reuse=draw(st.booleans())),
+        afore_plus=AforePlusOptions(protected_plans=draw(st.sampled_from([None, 0, 1, 2]))),
+        afore_ahead=AforeAheadOptions(
+            protected_plans=draw(st.sampled_from([None, 0, 1, 2])),
+            window_copies=draw(st.sampled_from([0.0, 1e9])),
+            first_layer=draw(st.booleans()),
+        ),
     )
     slots = draw(st.lists(st.integers(0, 4), min_size=workers, max_size=workers))
     shape: dict[str, Any] = {"experts": experts, "workers": workers, "slots": slots, "microbatches": microbatches}
@@ -64,7 +79,8 @@ def cases(draw: st.DrawFn) -> tuple[PolicyContext, Traffic]:
 def drive(policy: Policy, made: PolicyContext, traffic: Traffic, seen: Callable[[list[Action]], None]) -> ActionChecker:
     """Plays the runtime's part. A microbatch's event is: a layer's demand (and inputs), then the prediction of the next layer,
     which sometimes does not come; now and then a layer is refused, or a step given up."""
-    checker = ActionChecker(made.planner, made.primaries_E, num_layers=L, num_microbatches=traffic.microbatches)
+    in_flight = 1 + getattr(policy, "protected_plans", traffic.microbatches - 1)
+    checker = ActionChecker(made.planner, made.primaries_E, num_layers=L, num_microbatches=in_flight)
     rng = np.random.default_rng(traffic.seed)
     at: dict[int, tuple[int, int]] = dict.fromkeys(range(traffic.microbatches), (0, 0))
     predicts = policy_wants_predictions(policy.name) is not None
@@ -99,7 +115,7 @@ def drive(policy: Policy, made: PolicyContext, traffic: Traffic, seen: Callable[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("name", [*BASELINES, *OURS])
 @given(case=cases())
 @settings(max_examples=60, deadline=None)
 def test_answers_keep_the_rules(name: str, case: tuple[PolicyContext, Traffic]) -> None:
@@ -114,15 +130,20 @@ def test_answers_keep_the_rules(name: str, case: tuple[PolicyContext, Traffic]) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("name", [*BASELINES, "afore-ahead"])
 def test_the_same_events_get_the_same_answers(name: str) -> None:
-    options = PolicyOptions(eplb=EplbOptions(window_steps=2, interval_steps=2))
+    options = PolicyOptions(
+        eplb=EplbOptions(window_steps=2, interval_steps=2), afore_ahead=AforeAheadOptions(window_copies=1e9)
+    )
     made = context(experts=12, workers=3, slots=3, layers=L, microbatches=2, options=options)
     traffic = Traffic(2, 12, [number % 2 for number in range(80)], seed=7)
     runs: list[list[Action]] = [[], []]
     for run in runs:
         drive(make_policy(name, made), made, traffic, run.extend)
-    assert runs[0] == runs[1]
+    without_plans = [
+        [replace(action, plan=None) if isinstance(action, Assign) else action for action in run] for run in runs
+    ]
+    assert without_plans[0] == without_plans[1]
     assert sum(len(action.copies) for action in runs[0] if isinstance(action, Copies)) > 10
     assert any(action.shares for action in runs[0] if isinstance(action, Assign))
 
@@ -136,7 +157,8 @@ def test_what_each_asks_for() -> None:
         "lina": (False, "transitions"),
         "libra": (False, "next-gate"),
     }
-    assert {asks[name] for name in POLICIES if name not in BASELINES} == {(False, None)}
+    assert asks["afore-ahead"] == (False, "next-gate")
+    assert {asks[name] for name in POLICIES if name not in (*BASELINES, "afore-ahead")} == {(False, None)}
 
 
 # The checker itself

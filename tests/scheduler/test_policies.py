@@ -71,8 +71,10 @@ def test_every_target_gets_one_assignment_with_its_copies_before_it(name: str) -
         if assign.plan is not None:
             assert list(assign.shares) == assign.plan.shares()
             assert assign.costs == assign.plan.costs
-        assert policy.on_prediction(target, demand(number), 0.0) == []
         assert policy.on_inputs(target, 0.0) == []
+        if name == "afore-ahead":
+            continue  # see test_ahead.py
+        assert policy.on_prediction(target, demand(number), 0.0) == []
         assert policy.on_step_end(target.microbatch, target.step, 0.0) == []
     assert (copies > 0) == (name != "static")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from afore.core.config import CostOptions, RunConfig
-from afore.core.policy_options import EplbOptions, HarmoenyOptions, PolicyOptions
+from afore.core.policy_options import AforeAheadOptions, EplbOptions, HarmoenyOptions, PolicyOptions
 from afore.core.target import Target
 from afore.scheduler.costs import Costs
 from afore.scheduler.recorder import Recorder, WatchedCosts
@@ -22,7 +22,11 @@ from tests.serving.virtual_cases import EMULATION, QUIET, SMALL, SMOKE, asks
 
 def recorded(path: Path, policy: str, config: RunConfig = SMALL, *, adapt: bool = True) -> TraceReader:
     """A run in virtual time, with aborts where the configuration is one that has them."""
-    options = PolicyOptions(eplb=EplbOptions(window_steps=4, interval_steps=2), harmoeny=HarmoenyOptions(min_tokens=1))
+    options = PolicyOptions(
+        eplb=EplbOptions(window_steps=4, interval_steps=2),
+        harmoeny=HarmoenyOptions(min_tokens=1),
+        afore_ahead=AforeAheadOptions(window_copies=1e9),
+    )
     config = dataclasses.replace(
         config,
         policy=policy,
@@ -41,6 +45,7 @@ def recorded(path: Path, policy: str, config: RunConfig = SMALL, *, adapt: bool 
         "static",
         "afore",
         "afore-plus",
+        "afore-ahead",
         "afore-no-overlap",
         "afore-no-prefetch",
         "afore-reactive",

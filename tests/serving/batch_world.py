@@ -77,8 +77,17 @@ class World:
     """Roles and clients around a batcher."""
 
     def __init__(
-        self, topology: Topology, *, capacity: int = 2, blocks: int = 8, block_tokens: int = 4, chunk_tokens: int = 0
+        self,
+        topology: Topology,
+        *,
+        capacity: int = 2,
+        blocks: int = 8,
+        block_tokens: int = 4,
+        chunk_tokens: int = 0,
+        least: int = 0,
     ) -> None:
+        """``least``: the fewest microbatches that may run (``run_with``); 0: always all of them."""
+        self.least = least
         self.topology = topology
         self.capacity = capacity
         self.blocks = blocks
@@ -89,6 +98,7 @@ class World:
             kv_blocks=blocks,
             block_tokens=block_tokens,
             eos_ids=frozenset({EOS}),
+            least_microbatches=least,
         )
         self.workers_A = [Worker(blocks, block_tokens) for _ in range(topology.attention)]
         self.lines_P = [PromptLine(chunk_tokens, most_open=2) for _ in range(topology.prefill)]
@@ -145,6 +155,10 @@ class World:
 
     def cancel(self, name: str) -> None:
         self.batcher.cancel(0, name)
+        self.pull()
+
+    def run_with(self, microbatches: int) -> None:
+        self.batcher.run_with(microbatches)
         self.pull()
 
     def abort(self, microbatch: int, step: int) -> None:
@@ -266,6 +280,18 @@ class World:
         # Each preemption pays for a block that somebody grew, and nobody grows over the same border twice.
         grown = sum(-(-asked.max_new_tokens // self.block_tokens) for asked in self.asked.values())
         assert self.batcher.num_preemptions <= grown
+
+    def check_seats(self) -> None:
+        """Whoever is in a microbatch's line has a seat there, in one only, and no worker has more than it may."""
+        seated = list(self.batcher._seated.values())
+        for number, microbatch in enumerate(self.batcher._microbatches):
+            assert all(request.microbatch == number for request in microbatch.requests)
+            assert len({request.number for request in microbatch.requests}) == len(microbatch.requests)
+            for attention in range(self.topology.attention):
+                here = sum((r.attention, r.microbatch) == (attention, number) for r in seated)
+                assert here == self.batcher._seats._taken_AM[attention][number] <= self.capacity
+        most = self.capacity * (self.least or self.topology.microbatches)
+        assert all(self.batcher._seats.of_worker(a) <= most for a in range(self.topology.attention))
 
     def oldest_A(self) -> list[Request | None]:
         """Of each attention worker."""

@@ -58,10 +58,11 @@ class AnyOrder(RuleBasedStateMachine):
         blocks=st.integers(3, 8),
         block_tokens=st.integers(1, 3),
         chunk_tokens=st.integers(0, 3),
+        least=st.integers(0, 3),
     )
-    def begin(self, attention: int, microbatches: int, prefill: int, **shape: int) -> None:
+    def begin(self, attention: int, microbatches: int, prefill: int, least: int, **shape: int) -> None:
         topology = Topology(attention=attention, ffn=2, prefill=prefill, microbatches=microbatches)
-        self.world = World(topology, **shape)
+        self.world = World(topology, least=min(least, microbatches), **shape)
         self.oldest_A = [None] * attention
 
     @precondition(lambda self: len(self.world.batcher.live) < 12)
@@ -89,10 +90,21 @@ class AnyOrder(RuleBasedStateMachine):
         if steps := self.world.to_abort():
             self.world.abort(*steps[choice % len(steps)])
 
+    @precondition(lambda self: self.world.least > 0)
+    @rule(choice=st.integers(0, 2))
+    def others_run(self, choice: int) -> None:
+        most = self.world.topology.microbatches
+        self.world.run_with(min(most, self.world.least + choice))
+
     @rule(choices=st.lists(st.integers(0, 1 << 20), min_size=1, max_size=20))
     def time_goes_by(self, choices: list[int]) -> None:
         for choice in choices:
             anything(self.world, choice)
+
+    @invariant()
+    def everybody_has_a_seat(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check_seats()
 
     @invariant()
     def the_oldest_of_a_worker_keeps_its_seat_until_it_ends(self) -> None:
@@ -121,8 +133,9 @@ def test_storms_of_requests_in_tiny_caches(first_seed: int) -> None:
                 attention=numbers.randint(1, 2),
                 ffn=2,
                 prefill=numbers.randint(1, 2),
-                microbatches=numbers.randint(1, 3),
+                microbatches=(most := numbers.randint(1, 3)),
             ),
+            least=numbers.choice([0, 1, most]),
             capacity=numbers.randint(1, 4),
             blocks=numbers.randint(3, 9),
             block_tokens=numbers.randint(1, 3),
@@ -133,7 +146,10 @@ def test_storms_of_requests_in_tiny_caches(first_seed: int) -> None:
         oldest_A = world.oldest_A()
         tickets_A = [request.ticket if request is not None else -1 for request in oldest_A]
         abort, cancel = numbers.choice([0, 0.02, 0.1]), numbers.choice([0, 0.01])
-        for _ in range(500):
+        for event in range(500):
+            if world.least and event % 50 == 0:
+                world.run_with(numbers.randint(world.least, most))
+                world.check_seats()
             if numbers.random() < 0.05 and len(world.batcher.live) < 10:
                 prompt = tuple(numbers.randrange(24) for _ in range(numbers.randint(1, min(6, room - 1))))
                 tokens = min(numbers.randint(1, 24), room - len(prompt))
@@ -282,3 +298,30 @@ def test_a_free_block_is_the_oldests_who_lacks_one() -> None:
     world.batcher._ledger.give_back(0, NOWHERE, rest, late=False)
     world.run_out()
     world.check_end({"goes"})
+
+
+def test_requests_change_over_to_the_microbatches_that_run() -> None:
+    """At their step's end; and back, evenly. Seats are then as many as before."""
+    world = World(Topology(attention=2, ffn=1, microbatches=3), capacity=6, blocks=100, least=2)
+    for number in range(12):
+        submit(world, f"r{number}", tokens=40)
+    world.settle()
+
+    def sizes() -> list[int]:
+        for _ in range(3):
+            for where in world.to_finish():
+                world.finish(where)
+                world.settle()
+                world.check_seats()
+        return [len(microbatch.requests) for microbatch in world.batcher._microbatches]
+
+    assert sizes() == [4, 4, 4]
+    world.run_with(2)
+    assert [len(microbatch.requests) for microbatch in world.batcher._microbatches] == [4, 4, 4], "all are in a step"
+    assert sizes() == [6, 6, 0]
+    submit(world, "later", tokens=1)
+    assert world.batcher.live[-1].microbatch < 2
+    world.run_with(3)
+    assert sizes() == [4, 4, 4]
+    world.run_out()
+    world.check_end()

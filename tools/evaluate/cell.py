@@ -18,6 +18,7 @@ from afore.serving.virtual import Emulation, VirtualCluster, running_virtual
 from afore.testing import run_virtual
 from afore.tools.evaluate.copies import CopySamples
 from afore.tools.evaluate.demand import STATIC_IMBALANCE, WORKLOADS, DriftingDemand, prompt_lengths
+from afore.tools.evaluate.options import Option, with_options
 from afore.workers.device.hardware import HardwareProfile, read_profile
 
 FORMAT = 1
@@ -57,6 +58,8 @@ class Cell:
     """Mean static imbalance of the demand; 1: uniform routing."""
     slow_worker: float = 1.0
     """How many times slower FFN worker 0 is."""
+    options: tuple[Option, ...] = ()
+    """Options of the run that differ from what the fields above say: (name as on the command line, value)."""
     seed: int = 0
 
     def key(self) -> str:
@@ -145,7 +148,7 @@ def _world(
         free_prefill=True,
         make_tracer=samples.tracer,
     )
-    return config, emulation
+    return with_options(config, cell.options), emulation
 
 
 def _slower(costs: Any, times: float) -> Any:

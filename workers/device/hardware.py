@@ -189,19 +189,23 @@ def profile_names() -> tuple[str, ...]:
     return tuple(sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".yaml")))
 
 
-def read_profile(name_or_path: str) -> HardwareProfile:
-    """A profile of the package by name, or one of a file. Raises ``ConfigError`` that names what is missing or wrong."""
+def profile_text(name_or_path: str) -> str:
+    """The YAML of a profile of the package, or of a file. Raises ``ConfigError``."""
     if name_or_path in profile_names():
-        text = (resources.files("afore.workers.device") / "data" / f"{name_or_path}.yaml").read_text(encoding="utf-8")
-    elif Path(name_or_path).suffix in (".yaml", ".yml"):
-        try:
-            text = Path(name_or_path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError("profile", f"{name_or_path} cannot be read: {error.strerror}") from error
-    else:
+        return (resources.files("afore.workers.device") / "data" / f"{name_or_path}.yaml").read_text(encoding="utf-8")
+    if Path(name_or_path).suffix not in (".yaml", ".yml"):
         raise ConfigError(
             "profile", f"there is no {name_or_path!r}", f"profiles are {', '.join(profile_names())}, or give FILE.yaml"
         )
+    try:
+        return Path(name_or_path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError("profile", f"{name_or_path} cannot be read: {error.strerror}") from error
+
+
+def read_profile(name_or_path: str) -> HardwareProfile:
+    """A profile of the package by name, or one of a file. Raises ``ConfigError`` that names what is missing or wrong."""
+    text = profile_text(name_or_path)
     try:
         raw = yaml.safe_load(text)
     except yaml.YAMLError as error:
