@@ -105,8 +105,6 @@ class ClosedRun:
         }
 
 
-
-
 def percentile(ordered: list[float], percent: float) -> float:
     """The nearest-rank percentile of sorted values; 0 of none."""
     if not ordered:

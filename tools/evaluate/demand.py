@@ -200,7 +200,9 @@ def _recorded(key: DemandKey, reader: TraceReader) -> tuple[TraceHeader, Iterato
             whole.setdefault((row.target.step, row.target.microbatch), {})[row.target.layer] = row.demand_E
     steps = [layers for _, layers in sorted(whole.items()) if len(layers) == header.layers]
     if not steps:
-        raise ConfigError("--routing", f"{reader.path} has no step of which every layer is there", "record a longer run")
+        raise ConfigError(
+            "--routing", f"{reader.path} has no step of which every layer is there", "record a longer run"
+        )
     wanted = min(len(steps), key.steps * key.microbatches)
     layers = min(key.layers, header.layers)
     targets = (

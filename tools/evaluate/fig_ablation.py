@@ -52,7 +52,7 @@ def _table3_cells(setting: Setting) -> list[Cell]:
 
 
 def _table3_rows(setting: Setting, results: Results) -> list[Row]:
-    """What each configuration has, read off what its run did: whether it copied, planned its own demand, and copied ahead of use."""
+    """What each configuration has, read off its run: whether it moved tiles, for its own demand, and copied ahead of use."""
     full = results[setting.vary(workload=setting.workloads[0], policy="afore")]
     rows = []
     for cell in _table3_cells(setting):
@@ -151,7 +151,10 @@ def _of_attention(setting: Setting) -> float:
 def _hiding(setting: Setting) -> dict[str, Cell]:
     return {
         f"{name}, M = {M}": setting.vary(
-            workload=setting.workloads[0], policy="afore", microbatches=M, overrides=setting.template.overrides + numbers
+            workload=setting.workloads[0],
+            policy="afore",
+            microbatches=M,
+            overrides=setting.template.overrides + numbers,
         )
         for name, numbers in variants(setting).items()
         for M in setting.few((1, 2, 3, 4), (1, 3))
@@ -210,8 +213,8 @@ ABLATION_FIGURES = (
         ],
         rows=_hiding_rows,
         unit={"over static": "%", "D": "ms", "W": "ms", **COPIES},
-        note="The variants are the profile with numbers *inferred* in place of its own. Attention-bound: attention takes three times "
-        "what a target takes on the FFN workers. Fast kernels: four times the GEMM rate, a quarter of the host's part. Slow wires: "
+        note="The variants are the profile with *inferred* numbers in place of its own. Attention-bound: attention takes three "
+        "times what a target takes on the FFN workers. Fast kernels: four times the GEMM rate, a quarter of the host's part. Slow wires: "
         "an eighth of the bandwidth.",
     ),
 )

@@ -43,7 +43,7 @@ ARRIVING = Figure(
     cells=_cells,
     rows=_rows,
     unit={**SPEED, "median ITL": "ms", "P95 TTFT": "ms", "requests/s": ""},
-    note=f"Gaps and answers' lengths are distributed as in Azure's `{TRACE}`, answers scaled to {OUTPUT_TOKENS} tokens in the mean, "
-    "prompts as the workload's; requests come at 80 % of what balanced FFN workers, or prefill workers, could serve. Throughput "
-    "is therefore set by the arrivals, and what a policy changes is latency.",
+    note=f"Gaps and answers' lengths are distributed as in Azure's `{TRACE}`, answers scaled to {OUTPUT_TOKENS} tokens on "
+    "average, prompts as the workload's; requests come at 80 % of what balanced FFN workers, or prefill workers, could serve. "
+    "Throughput is therefore set by the arrivals, and what a policy changes is latency.",
 )

@@ -163,8 +163,8 @@ COMPARE_FIGURES = (
         cells=lambda setting: [cell for w in setting.workloads for cell in compared(setting, w).values()],
         rows=_fig8_rows,
         unit={**SPEED, "over the best baseline": "%", "tile imbalance": "x", "on the path": "ms"},
-        note="What stands beside our `afore` of each workload are the paper's means, 29.8 % and 18.2 % over static, and the middle of "
-        "10.1 to 17.6 % over the best of its baselines; its text gives values for ShareGPT alone. `eplb-redistribute` (EPLB's "
+        note="What stands beside our `afore` of each workload are the paper's means, 29.8 % and 18.2 % over static, and the middle "
+        "of 10.1 to 17.6 % over the best of its baselines; its text gives values for ShareGPT alone. `eplb-redistribute` (EPLB's "
         "replicas, pairs moved by true demand, for free) is stronger than any baseline of the paper's, and counts as one here. So "
         "does a `libra` whose redistribution costs nothing: what it costs is stated in its label and paid by every target.",
     ),

@@ -63,9 +63,9 @@ def _closest(figures: Found) -> str:
         return ""
     listed = ", ".join(f"`{label}` ({sum(gaps) / len(gaps):+.1%})" for label, gaps in close.items())
     return (
-        f"Closer to `afore` than the paper's 10 %: {listed} (`afore`'s mean lead). Those that move pairs by true demand over resident "
-        "replicas have most of what balance can give; what is left to `afore` is what they pay on the critical path, and replicas "
-        "that history or a prediction did not foresee. The paper does not say what its baselines paid there."
+        f"Closer to `afore` than the paper's 10 %: {listed} (`afore`'s mean lead). Those that move pairs by true demand over "
+        "resident replicas have most of what balance can give; what is left to `afore` is what they pay on the critical path, "
+        "and replicas that history or a prediction did not foresee. The paper does not say what its baselines paid there."
     )
 
 

@@ -27,8 +27,7 @@ def measured_rows(figure: Figure, setting: Setting, directory: Path) -> Sequence
     try:
         rows = figure.measure(setting)
     except HostError as error:
-        rows = [Row(label=f"not measured: {error}", ours={})]
-        return rows
+        return [Row(label=f"not measured: {error}", ours={})]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -43,7 +42,10 @@ def _read(path: Path) -> list[Row] | None:
         content: Any = json.loads(path.read_bytes())
         if content["format"] != FORMAT:
             return None
-        return [Row(label=str(row["label"]), ours=_floats(row["ours"]), paper=_floats(row["paper"])) for row in content["rows"]]
+        return [
+            Row(label=str(row["label"]), ours=_floats(row["ours"]), paper=_floats(row["paper"]))
+            for row in content["rows"]
+        ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from afore.core import control
@@ -44,9 +45,7 @@ class OpenRun:
             came_ns = began_ns + round(at_us * 1e3)
             tokens += sum(first_ns < at_ns <= last_ns for at_ns in times_ns)
             itls_ms += [
-                (after - before) / 1e6
-                for before, after in zip(times_ns, times_ns[1:], strict=False)
-                if first_ns < after <= last_ns
+                (after - before) / 1e6 for before, after in itertools.pairwise(times_ns) if first_ns < after <= last_ns
             ]
             if came_ns >= first_ns and times_ns:
                 firsts_ms.append((times_ns[0] - came_ns) / 1e6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-
 from collections.abc import Mapping
 
 from afore.core.errors import ConfigError
@@ -50,7 +49,9 @@ def parser() -> argparse.ArgumentParser:
         help=f"{QUICK_STEPS} steps of {QUICK_LAYERS} layers, small batches, fewer points of what is varied",
     )
     made.add_argument(
-        "--profile", default="a100-glm45air", help=f"hardware: {', '.join(profile_names())}, cpu (measured), or FILE.yaml"
+        "--profile",
+        default="a100-glm45air",
+        help=f"hardware: {', '.join(profile_names())}, cpu (measured), or FILE.yaml",
     )
     made.add_argument(
         "--set",
@@ -72,7 +73,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--ffn", type=count, default=8, metavar="N", help="FFN workers (8)")
     made.add_argument("--prefill", type=count, default=4, metavar="P", help="prefill workers (4)")
     made.add_argument("--microbatches", type=count, default=3, metavar="M", help="microbatches in flight (3)")
-    made.add_argument("--slots", type=count_or_none, default=8, metavar="R", help="redundant slots a worker and layer (8)")
+    made.add_argument(
+        "--slots", type=count_or_none, default=8, metavar="R", help="redundant slots a worker and layer (8)"
+    )
     made.add_argument(
         "--rows", type=count, metavar="T", help=f"requests of an attention worker in a microbatch ({ROWS})"
     )
@@ -124,7 +127,11 @@ def chosen_figures(only: str | None) -> list[Figure]:
 def chosen_workloads(names: str | None) -> tuple[str, ...]:
     """Those that ``--workloads`` names, as it orders them: the case study takes the first. Raises ``ConfigError``."""
     known = _named("--workloads", names, WORKLOADS)
-    return tuple(known) if names is None else tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    return (
+        tuple(known)
+        if names is None
+        else tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    )
 
 
 def _named(option: str, names: str | None, known: Mapping[str, object]) -> list[str]:
@@ -135,8 +142,6 @@ def _named(option: str, names: str | None, known: Mapping[str, object]) -> list[
     if unknown or not wanted:
         raise ConfigError(option, f"there is no {', '.join(unknown) or 'name'}", f"of {', '.join(known)}")
     return [name for name in known if name in wanted]
-
-
 
 
 def count(text: str) -> int:

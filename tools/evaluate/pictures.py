@@ -56,7 +56,15 @@ def _panel(axes: Any, figure: Figure, rows: Sequence[Row], name: str, *, labelle
     axes.barh(places, values, 0.66, color=colors, zorder=2)
     paper = [(place, row.paper[name] * times) for place, row in zip(places, rows, strict=True) if name in row.paper]
     if paper:
-        axes.plot([v for _, v in paper], [p for p, _ in paper], color=PAPER, marker="D", markersize=5, linestyle="none", zorder=3)
+        axes.plot(
+            [v for _, v in paper],
+            [p for p, _ in paper],
+            color=PAPER,
+            marker="D",
+            markersize=5,
+            linestyle="none",
+            zorder=3,
+        )
     for place, value, row in zip(places, values, rows, strict=True):
         if name in row.ours:
             text = f" {value:,.0f}" if abs(value) >= 100 else f" {value:.3g}"
@@ -66,7 +74,9 @@ def _panel(axes: Any, figure: Figure, rows: Sequence[Row], name: str, *, labelle
     axes.tick_params(axis="x", labelsize=7, colors=MUTED)
     axes.invert_yaxis()
     axes.margins(x=0.16)
-    axes.set_title(f"{name} ({unit})" if unit not in ("", "tokens/s", "yes") else name, fontsize=8.5, color=INK, loc="left")
+    axes.set_title(
+        f"{name} ({unit})" if unit not in ("", "tokens/s", "yes") else name, fontsize=8.5, color=INK, loc="left"
+    )
     axes.grid(axis="x", color="#e4e9ec", linewidth=0.8, zorder=0)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

@@ -67,7 +67,11 @@ def _setting(setting: Setting) -> list[str]:
         f"Profile `{setting.profile.name}`, {cell.prefill} prefill, {cell.attention} attention and {cell.ffn} FFN workers, "
         f"M = {cell.microbatches}, R = {cell.slots}, {layers}. {cell.rows} requests of each attention worker in each microbatch, "
         f"all decoding from the beginning; {cell.steps} steps are measured after {cell.warm}. Seed {cell.seed}."
-        + (" A quick look: small batches make few tiles, and gains are not those of the full size." if setting.quick else ""),
+        + (
+            " A quick look: small batches make few tiles, and gains are not those of the full size."
+            if setting.quick
+            else ""
+        ),
         "",
         "| workload | what it is | prompts |",
         "|---|---|---|",
@@ -122,7 +126,14 @@ def _demands(demands: Mapping[str, str]) -> list[str]:
     if not demands:
         return []
     lines = [f"- `{workload}`: {source}" for workload, source in demands.items()]
-    return ["## Demand", "", "Stored with the results as traces (`python -m afore.tools.traces info FILE`).", "", *lines, ""]
+    return [
+        "## Demand",
+        "",
+        "Stored with the results as traces (`python -m afore.tools.traces info FILE`).",
+        "",
+        *lines,
+        "",
+    ]
 
 
 def _profile(profile: HardwareProfile) -> list[str]:

@@ -98,7 +98,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """When requests come and how much they ask for: Azure's traces of 2023 (Azure/AzurePublicDataset, CC-BY-4.0), about an hour each."""
+    """When requests come and what they ask for: an hour of Azure's traces of 2023 (Azure/AzurePublicDataset, CC-BY-4.0)."""
 
     name: str
     gaps: tuple[float, ...]

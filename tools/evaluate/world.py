@@ -113,7 +113,7 @@ def open_requests(cell: Cell) -> int:
 
 
 def most_requests_per_s(cell: Cell, costs: CostProfile, spec: ModelSpec, prompt_tokens: float) -> float:
-    """Requests a second that FFN workers could serve, were they balanced and the bottleneck; or prefill workers, if those are fewer.
+    """Requests a second that balanced FFN workers could serve, or prefill workers, if those are fewer.
 
     ``prompt_tokens``: mean.
     """
