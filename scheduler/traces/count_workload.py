@@ -92,7 +92,9 @@ class CountWorkload:
             return found, how
         # Another skew than the paper's: the same experts on the same workers, hotter or cooler.
         workers = min(SKEW_WORKERS, found.shape[3])
-        again = bisect(lambda power: float(skew(self._examples(normal(found**power)), workers).mean()) - wanted, 0.0, 8.0)
+        again = bisect(
+            lambda power: float(skew(self._examples(normal(found**power)), workers).mean()) - wanted, 0.0, 8.0
+        )
         return normal(found**again), f"{how}, to the power {again:.2f} for a skew of {wanted:g}"
 
     def _examples(self, shares_DPLE: NDArray[np.float64]) -> Shares:

@@ -213,8 +213,8 @@ ABLATION_FIGURES = (
         ],
         rows=_hiding_rows,
         unit={"over static": "%", "D": "ms", "W": "ms", **COPIES},
-        note="The variants are the profile with *inferred* numbers in place of its own. Attention-bound: attention takes three "
-        "times what a target takes on the FFN workers. Fast kernels: four times the GEMM rate, a quarter of the host's part. Slow wires: "
-        "an eighth of the bandwidth.",
+        note="The variants are the profile with *inferred* numbers in place of its own. Attention-bound: attention takes "
+        "three times what a target takes on the FFN workers. Fast kernels: four times the GEMM rate, a quarter of the host's part. "
+        "Slow wires: an eighth of the bandwidth.",
     ),
 )

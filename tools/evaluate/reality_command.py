@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from afore.tools.calibrate.measure import TILE_TOKENS
 from afore.tools.calibrate.spans import read_samples
 from afore.tools.evaluate.options import count, count_or_none
 from afore.tools.evaluate.profiles import CPU, open_profile
+from afore.tools.evaluate.reality_fit import handovers
 from afore.tools.evaluate.reality_runs import (
     REAL,
     SPANS,
@@ -89,11 +91,13 @@ def reality(argv: Sequence[str]) -> int:
         fits = fit_all(recorded)
         about = f"{base.about}, then fitted to a run's even steps"
         profile = profile_from(base, fits, name="cpu-fitted", about=about, workers=shape.ffn)
+        host = handovers(real / SPANS)
         _say("the same in virtual time")
-        run_virtually(shape, virtual, real, profile)
+        run_virtually(shape, virtual, real, profile, host)
         found = compare(passed(real), passed(virtual))
         plans = {world: _repeated(directory / TRACE) for world, directory in ((REAL, real), (VIRTUAL, virtual))}
     report = {"shape": _of(shape), "cores": options.cores, "targets": found, "spans": _spans(fits), "plans": plans}
+    report["host_us"] = asdict(host)
     if options.out:
         write_whole(str(Path(options.out) / "reality.json"), to_bytes(report))
     if options.json:
@@ -104,7 +108,7 @@ def reality(argv: Sequence[str]) -> int:
 
 
 def compare(measured: Sequence[Passed], predicted: Sequence[Passed]) -> dict[str, Any]:
-    """Times of full targets: predicted, against the odd steps of what was measured; and against the even ones, for the noise.
+    """Mean times of full targets: predicted, against the odd steps of what was measured; and even ones, for the noise.
 
     Full ones are of the size that is most frequent in both. Raises ``ConfigError`` where nothing is comparable.
     """
@@ -119,8 +123,8 @@ def compare(measured: Sequence[Passed], predicted: Sequence[Passed]) -> dict[str
     odd = [one.took_us for one in of_size(measured, tokens) if one.step % 2]
     if not even or not odd:
         raise ConfigError("reality", "a half of the run has no full target", "give more --tokens")
-    expected = statistics.median(one.took_us for one in of_size(predicted, tokens))
-    middle = statistics.median(odd)
+    expected = statistics.mean(one.took_us for one in of_size(predicted, tokens))
+    middle = statistics.mean(odd)
     return {
         "rows": tokens,
         "predicted": len(of_size(predicted, tokens)),
@@ -129,8 +133,9 @@ def compare(measured: Sequence[Passed], predicted: Sequence[Passed]) -> dict[str
         "measured_us": middle,
         "error": expected / middle - 1,
         "error_of_each": statistics.median(abs(expected - one) / one for one in odd),
-        "other_half_us": statistics.median(even),
-        "noise": statistics.median(even) / middle - 1,
+        "median_us": statistics.median(odd),
+        "other_half_us": statistics.mean(even),
+        "noise": statistics.mean(even) / middle - 1,
         "p10_us": sorted(odd)[len(odd) // 10],
         "p90_us": sorted(odd)[len(odd) * 9 // 10],
     }
@@ -193,6 +198,7 @@ def _show(report: dict[str, Any]) -> None:
         )
     console.print(table)
     lines = [
+        "host, µs: " + ", ".join(f"{name.replace('_', ' ')} {value:.0f}" for name, value in report["host_us"].items()),
         f"a target of {found['rows']} rows: predicted {found['predicted_us']:.0f} µs, measured {found['measured_us']:.0f} µs "
         f"(P10 {found['p10_us']:.0f}, P90 {found['p90_us']:.0f}; {found['tested']} targets): {found['error']:+.1%}",
         f"median error of each: {found['error_of_each']:.1%}; the run's other half differs from this one by {found['noise']:+.1%}",

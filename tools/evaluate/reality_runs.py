@@ -21,6 +21,7 @@ from afore.models.counted import counted_spec
 from afore.serving.virtual import Ask, Emulation, run_emulated
 from afore.tools.calibrate.measure import TILE_TOKENS
 from afore.tools.evaluate.demand import DemandKey, demand_of
+from afore.tools.evaluate.reality_fit import Handovers
 from afore.tools.trace_files import open_directory
 from afore.workers.device.hardware import HardwareProfile
 
@@ -77,7 +78,7 @@ async def run_really(shape: Shape, directory: Path, *, limit_s: float) -> None:
         ) from error
 
 
-def run_virtually(shape: Shape, directory: Path, real: Path, profile: HardwareProfile) -> None:
+def run_virtually(shape: Shape, directory: Path, real: Path, profile: HardwareProfile, host: Handovers) -> None:
     """The same requests on the recorded demand and the fitted profile. Raises what a role does."""
     model = profile.shape
     moe, dense = int(model.layers.value - model.dense_layers.value), int(model.dense_layers.value)
@@ -93,7 +94,7 @@ def run_virtually(shape: Shape, directory: Path, real: Path, profile: HardwarePr
             routing=str(real / TRACE),
         )
     )
-    costs = replace(profile.costs(workers=shape.ffn), tile_tokens=TILE_TOKENS)
+    costs = host.on(replace(profile.costs(workers=shape.ffn), tile_tokens=TILE_TOKENS))
     spans = directory / SPANS
     spans.mkdir(parents=True, exist_ok=True)
 
@@ -110,7 +111,7 @@ def run_virtually(shape: Shape, directory: Path, real: Path, profile: HardwarePr
         demand=demand,
         profile=costs,
         collectives=False,
-        latency_us=profile.wires.message_us.value,
+        latency_us=host.message,
         record=False,
         make_tracer=tracer,
         free_prefill=True,

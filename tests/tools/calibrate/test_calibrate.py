@@ -19,7 +19,7 @@ from afore.serving.virtual import Ask, Emulation, run_emulated
 from afore.tools.calibrate.command import main
 from afore.tools.calibrate.fit import fit
 from afore.tools.calibrate.spans import Sample, read_samples
-from afore.tools.evaluate.demand import WORKLOADS, DriftingDemand
+from afore.tools.evaluate.demand import DemandKey, demand_of
 from afore.workers.device.hardware import HardwareProfile, Number, read_profile
 
 ROWS = 24
@@ -33,7 +33,10 @@ def record(directory: Path, profile: HardwareProfile) -> None:
     """A short virtual run of the profile, with span files."""
     shape = profile.shape
     layers, dense = 3, 1
-    demand = DriftingDemand(WORKLOADS["chat"], num_layers=layers, num_experts=128, experts_per_token=8, seed=5)
+    key = DemandKey(
+        workload="chat", layers=layers, experts=128, top_k=8, microbatches=2, tokens=2 * ROWS, steps=12, seed=5
+    )
+    demand = demand_of(key)
     costs = profile.costs(workers=4)
     config = RunConfig(
         topology=Topology(attention=2, ffn=4, microbatches=2, redundant_slots=4),
