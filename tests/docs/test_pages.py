@@ -118,6 +118,8 @@ def test_options_in_prose_exist(page: Page, capsys: pytest.CaptureFixture[str]) 
         ("doctor",),
         ("calibrate",),
         ("evaluate",),
+        ("evaluate", "plan"),
+        ("evaluate", "reality"),
         ("gpu_check",),
         ("inspect",),
         ("top",),
