@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from afore.core.errors import ConfigError
 from afore.tools.evaluate.cell import Cell
-from afore.tools.evaluate.demand import WORKLOADS
 from afore.tools.evaluate.figure import Figure
 from afore.tools.evaluate.figures import FIGURES
 from afore.tools.evaluate.profiles import parse_override
+from afore.tools.evaluate.workloads import WORKLOADS
 from afore.workers.device.hardware import profile_names
 
 QUICK_LAYERS, QUICK_STEPS, QUICK_WARM, QUICK_ROWS = 6, 20, 2, 80
