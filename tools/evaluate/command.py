@@ -78,9 +78,15 @@ def _evaluate(options: argparse.Namespace, given: Sequence[str]) -> int:
     whole = to_json(found, template)
     write_whole(str(out / "evaluation.json"), to_bytes(whole))
     command = shlex.join(["python", "-m", "afore.tools.evaluate", *given])
-    pictures = [] if options.no_pictures else _pictures(found, out)
-    text = page(found, setting, command, pictures=bool(pictures), demands=_demands(results))
-    write_whole(str(out / "evaluation.md"), text.encode())
+    pictures = [] if options.no_pictures else _pictures(found, out, ("svg", "png"))
+    _page(out / "evaluation.md", found, setting, command, "" if pictures else None, results)
+    if options.page is not None:
+        target = Path(options.page)
+        if pictures:
+            beside = target.parent / target.stem
+            _make(beside)
+            _pictures(found, beside, ("svg",))
+        _page(target, found, setting, command, f"{target.stem}/" if pictures else None, results)
     if options.json:
         print(json.dumps(whole))
     else:
@@ -101,10 +107,22 @@ def compile_policies(cells: Sequence[Cell]) -> None:
             compile_kernel()
 
 
-def _pictures(found: Sequence[tuple[Figure, Sequence[Row]]], out: Path) -> list[Path]:
+def _page(
+    target: Path,
+    found: Sequence[tuple[Figure, Sequence[Row]]],
+    setting: Setting,
+    command: str,
+    pictures: str | None,
+    results: dict[Cell, Any],
+) -> None:
+    text = page(found, setting, command, pictures=pictures, demands=_demands(results))
+    write_whole(str(target), text.encode())
+
+
+def _pictures(found: Sequence[tuple[Figure, Sequence[Row]]], out: Path, kinds: Sequence[str]) -> list[Path]:
     """Those that could be drawn: none without matplotlib, which is said."""
     try:
-        return [path for figure, rows in found for path in draw(figure, rows, out)]
+        return [path for figure, rows in found for path in draw(figure, rows, out, kinds)]
     except HostError as error:
         if error.resource != "matplotlib":
             raise

@@ -24,6 +24,7 @@ EPILOG = f"""examples:
   python -m afore.tools.evaluate --set chip.gemm_efficiency=0.5 --only sensitivity
   python -m afore.tools.evaluate --profile h200 --ffn 16 --attention 8     # another kind of GPU, another shape
   python -m afore.tools.evaluate --routing run.trace.npz --only fig3       # a recorded run's demand
+  python -m afore.tools.evaluate --jobs 2 --page docs/evaluation.md        # how docs/evaluation.md is made
   python -m afore.tools.evaluate plan --help                               # before you buy: my model, my traffic, N GPUs
   python -m afore.tools.evaluate reality --help                            # predicted against measured on this machine
 
@@ -68,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
         help="demand of a recorded run (.trace.npz), or of published routing (.npz)",
     )
     made.add_argument("--out", default="evaluation", metavar="DIR", help="where results are kept")
+    made.add_argument(
+        "--page", metavar="FILE.md", help="write the page there too, and its pictures into the folder FILE beside it"
+    )
     made.add_argument("--jobs", type=count, default=1, metavar="J", help="processes that run cells (1)")
     made.add_argument("--attention", type=count, default=4, metavar="A", help="attention workers (4)")
     made.add_argument("--ffn", type=count, default=8, metavar="N", help="FFN workers (8)")

@@ -33,10 +33,11 @@ def page(
     setting: Setting,
     command: str,
     *,
-    pictures: bool = False,
+    pictures: str | None = None,
     demands: Mapping[str, str] | None = None,
 ) -> str:
-    """``docs/evaluation.md``. ``demands``: where each workload's demand comes from, in words."""
+    """``docs/evaluation.md``. ``pictures``: their folder as seen from the page, with its slash; ``demands``: where each workload's
+    demand comes from, in words."""
     return "\n".join(
         [
             "# Evaluation",
@@ -83,7 +84,7 @@ def _setting(setting: Setting) -> list[str]:
     ]
 
 
-def _section(figure: Figure, rows: Sequence[Row], pictures: bool) -> list[str]:
+def _section(figure: Figure, rows: Sequence[Row], pictures: str | None) -> list[str]:
     columns = [name for name in figure.unit if any(name in row.ours for row in rows)]
     with_paper = [name for name in columns if any(name in row.paper for row in rows)]
     heads = []
@@ -100,7 +101,10 @@ def _section(figure: Figure, rows: Sequence[Row], pictures: bool) -> list[str]:
                 values.append(shown(row.paper.get(name), figure.unit[name]))
         lines.append(f"| {row.label} | " + " | ".join(values) + " |")
     lines += ["", *([figure.note, ""] if figure.note else [])]
-    return [*lines, *([f"![{figure.title}]({figure.name}.svg)", ""] if pictures and columns else [])]
+    return [
+        *lines,
+        *([f"![{figure.title}]({pictures}{figure.name}.svg)", ""] if pictures is not None and columns else []),
+    ]
 
 
 def _head(name: str, unit: str) -> str:

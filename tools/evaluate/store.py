@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from afore.core.errors import HostError
+from afore.core.errors import AforeError, HostError
 from afore.tools.bench.files import write_whole
 from afore.tools.evaluate.cell import FORMAT, Cell, demand_key, run_cell
 from afore.tools.evaluate.demand import demand_of
@@ -21,6 +21,13 @@ Progress = Callable[[Cell, int, int], None]
 """Called when a cell begins: (cell, cells that are done or began before it, cells in all)."""
 Finished = Callable[[Cell], None]
 """Called when a cell has been run."""
+
+
+_FAILED = "failed"
+
+
+class CellFailedError(AforeError):
+    """What ended a cell in another process, in words."""
 
 
 def to_bytes(value: Any) -> bytes:
@@ -41,7 +48,7 @@ def results_of(
     """Every cell's result, run where it is not there yet, ``jobs`` at a time. How many makes no difference to results.
 
     ``profile``: what cells' profile name stands for; none reads it by name. ``to_run`` hears of the cells that are not there.
-    Demand is stored beside the cells. Raises ``HostError`` for a directory that cannot be written, and what a cell raises.
+    Demand is stored beside the cells. Raises ``HostError`` for a directory that cannot be written, and what a cell raises (``CellFailedError`` with its words, of several processes).
     """
     folder, demands = directory / "cells", directory / "demand"
     for one in (folder, demands):
@@ -85,7 +92,7 @@ def _run(
         running: dict[Future[dict[str, Any]], Cell] = {}
         try:
             for cell in cells:
-                running[pool.submit(one_cell, cell, profile, demands)] = cell
+                running[pool.submit(_in_process, cell, profile, demands)] = cell
                 if len(running) >= jobs:
                     yield from _done(running)
             while running:
@@ -100,7 +107,18 @@ def _done(running: dict[Future[dict[str, Any]], Cell]) -> Iterator[tuple[Cell, d
     done, _ = wait(running, return_when=FIRST_COMPLETED)
     for future in list(running):
         if future in done:
-            yield running.pop(future), future.result()
+            cell, result = running.pop(future), future.result()
+            if _FAILED in result:
+                raise CellFailedError(f"{cell.policy}, {cell.workload}: {result[_FAILED]}")
+            yield cell, result
+
+
+def _in_process(cell: Cell, profile: HardwareProfile | None, demands: Path) -> dict[str, Any]:
+    """As ``one_cell``; an error of ours comes back as words, since most of them cannot be sent between processes."""
+    try:
+        return one_cell(cell, profile, demands)
+    except AforeError as error:
+        return {_FAILED: str(error)}
 
 
 def one_cell(cell: Cell, profile: HardwareProfile | None, demands: Path) -> dict[str, Any]:

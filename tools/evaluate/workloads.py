@@ -50,10 +50,10 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 spread=0.62,
                 alike=0.35,
                 within=0.25,
-                prompt_source="140 UltraChat conversations (MIT)",
+                prompt_source="444 turns of UltraChat conversations (MIT), with what was said before",
                 prompt_characters=(
-                    1325, 1862, 2601, 2969, 3456, 3742, 4160, 4376, 4687, 4972, 5378,
-                    5643, 6390, 6684, 6910, 7243, 7898, 8676, 9696, 10511, 14315,
+                    38, 85, 218, 391, 500, 580, 910, 1349, 1717, 1978, 2330,
+                    2701, 2988, 3277, 3723, 4107, 4672, 5257, 5804, 7125, 11152,
                 ),
             ),
             Workload(
@@ -76,8 +76,8 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 within=0.19,
                 prompt_source="293 evol-codealpaca problems (Apache-2.0), in place of CodeForces' statements",
                 prompt_characters=(
-                    203, 723, 899, 1041, 1219, 1361, 1501, 1598, 1740, 1884, 1990,
-                    2118, 2299, 2436, 2522, 2716, 2897, 3059, 3306, 4018, 23246,
+                    51, 96, 116, 145, 164, 196, 222, 259, 285, 308, 350,
+                    397, 450, 519, 588, 652, 747, 868, 1102, 1503, 20188,
                 ),
             ),
             Workload(

@@ -16,7 +16,7 @@ from afore.tools.evaluate.cell import Cell, demand_key, percentile, run_cell
 from afore.tools.evaluate.demand import demand_of
 from afore.tools.evaluate.figure import vary
 from afore.tools.evaluate.profiles import parse_override, with_overrides
-from afore.tools.evaluate.store import results_of, to_bytes
+from afore.tools.evaluate.store import CellFailedError, results_of, to_bytes
 from afore.workers.device.hardware import read_profile
 
 SMALL = Cell(policy="afore", attention=2, ffn=4, prefill=1, slots=4, rows=60, layers=4, warm=2, steps=4)
@@ -101,6 +101,12 @@ def test_two_processes_run_what_one_runs(tmp_path: Path) -> None:
     assert sorted(run, key=lambda cell: cell.seed) == cells
     for first in (tmp_path / "one" / "cells").iterdir():
         assert (tmp_path / "two" / "cells" / first.name).read_bytes() == first.read_bytes()
+
+
+def test_what_ends_a_cell_in_another_process_is_said(tmp_path: Path) -> None:
+    wrong = vary(SMALL, layers=1, rows=4, steps=1, policy="nobody.knows:It")
+    with pytest.raises(CellFailedError, match=r"nobody\.knows:It, chat: .*nobody"):
+        results_of([wrong], tmp_path, lambda *_: None, jobs=2)
 
 
 def test_stored_demand_is_what_is_run(tmp_path: Path, afore: dict[str, Any]) -> None:

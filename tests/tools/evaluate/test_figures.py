@@ -238,7 +238,10 @@ def test_the_command_goes_on_where_it_was(tmp_path: Path, capsys: pytest.Capture
     assert main(arguments) == 0
     assert capsys.readouterr().err == ""
     assert (tmp_path / "evaluation.json").read_bytes() == before
-    assert main([*arguments, "--json"]) == 0
+    target = tmp_path / "docs" / "evaluation.md"
+    target.parent.mkdir()
+    assert main([*arguments, "--json", "--page", str(target)]) == 0
+    assert "Approach 3" in target.read_text()
     assert set(json.loads(capsys.readouterr().out)["figures"]) == {"fig4"}
     assert "Approach 3" in (tmp_path / "evaluation.md").read_text()
     assert vary(Cell(policy="static"), seed=3).seed == 3
