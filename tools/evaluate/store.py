@@ -48,7 +48,8 @@ def results_of(
     """Every cell's result, run where it is not there yet, ``jobs`` at a time. How many makes no difference to results.
 
     ``profile``: what cells' profile name stands for; none reads it by name. ``to_run`` hears of the cells that are not there.
-    Demand is stored beside the cells. Raises ``HostError`` for a directory that cannot be written, and what a cell raises (``CellFailedError`` with its words, of several processes).
+    Demand is stored beside the cells. Raises ``HostError`` for a directory that cannot be written, and what a cell raises: of
+    several processes ``CellFailedError`` with its words.
     """
     folder, demands = directory / "cells", directory / "demand"
     for one in (folder, demands):
