@@ -73,7 +73,7 @@ def _panel(axes: Any, figure: Figure, rows: Sequence[Row], name: str, *, labelle
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=7, colors=MUTED)
     axes.invert_yaxis()
-    axes.margins(x=0.16)
+    axes.margins(x=0.16, y=0.6 / max(1, len(rows)))
     axes.set_title(
         f"{name} ({unit})" if unit not in ("", "tokens/s", "yes") else name, fontsize=8.5, color=INK, loc="left"
     )
