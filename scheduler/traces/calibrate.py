@@ -35,8 +35,8 @@ def calibrated(shares_GPE: Shares, seed: int) -> tuple[Shares, str]:
     ), f"shares to the power {exponent:.2f}, experts ordered by heat with noise {blur:.2f}"
 
 
-def orders(shares_GPE: Shares, seed: int) -> tuple[NDArray[np.int64], float]:
-    """(which expert takes each one's place [G, E], noise): such that workers have the paper's mean skew.
+def orders(shares_GPE: Shares, seed: int, imbalance: float = SKEW) -> tuple[NDArray[np.int64], float]:
+    """(which expert takes each one's place [G, E], noise): such that workers have that mean skew, as near as orders come to it.
 
     Each layer's experts are put in order of their mean share blurred by noise: the less noise, the more hot ones share a worker.
     Layers differ, as the paper's do: from no noise at all to twice the stated one. Experts stay what they are in all targets of a
@@ -54,7 +54,7 @@ def orders(shares_GPE: Shares, seed: int) -> tuple[NDArray[np.int64], float]:
     # The skew falls with the blur in steps, not evenly: the nearest of a grid.
     workers = min(SKEW_WORKERS, shares_GPE.shape[2])
     grid = np.linspace(0.0, 6.0, 121).tolist()
-    blur = min(grid, key=lambda blur: abs(float(skew(reordered(shares_GPE, order(blur)), workers).mean()) - SKEW))
+    blur = min(grid, key=lambda blur: abs(float(skew(reordered(shares_GPE, order(blur)), workers).mean()) - imbalance))
     return order(blur), blur
 
 

@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 
 from afore.core.errors import ConfigError
 from afore.core.target import Target
-from afore.scheduler.traces.calibrate import HOT_PART, Shares, bisect, hot_part, in_words, normal, orders
+from afore.scheduler.traces.calibrate import (
+    HOT_PART,
+    SKEW,
+    SKEW_WORKERS,
+    Shares,
+    bisect,
+    hot_part,
+    in_words,
+    normal,
+    orders,
+    skew,
+)
 from afore.scheduler.traces.corpus import CountCorpus
 from afore.scheduler.traces.records import TraceHeader, TraceTarget
 from afore.scheduler.traces.shape import PLACES, Shape
@@ -75,7 +86,16 @@ class CountWorkload:
         exponent = bisect(lambda power: hot_part(self._examples(powered(power))) - HOT_PART, 0.05, 8.0)
         order_LE, blur = orders(self._examples(powered(exponent)), self.shape.seed)
         found = np.take_along_axis(powered(exponent), order_LE[None, None], axis=3)
-        return found, f"shares to the power {exponent:.2f}, experts ordered by heat with noise {blur:.2f}"
+        how = f"shares to the power {exponent:.2f}, experts ordered by heat with noise {blur:.2f}"
+        wanted = self.shape.imbalance
+        if wanted == SKEW:
+            return found, how
+        # Another skew than the paper's: the same experts on the same workers, hotter or cooler.
+        workers = min(SKEW_WORKERS, found.shape[3])
+        again = bisect(
+            lambda power: float(skew(self._examples(normal(found**power)), workers).mean()) - wanted, 0.0, 8.0
+        )
+        return normal(found**again), f"{how}, to the power {again:.2f} for a skew of {wanted:g}"
 
     def _examples(self, shares_DPLE: NDArray[np.float64]) -> Shares:
         """Mixtures [L, places, E] as microbatches have them."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from afore.core.errors import ConfigError
+from afore.scheduler.traces.calibrate import SKEW
 from afore.scheduler.traces.records import TraceHeader, TraceTarget
 
 Skew = Literal["real", "paper"]
@@ -40,6 +41,8 @@ class Shape:
     """L: so many neighbouring layers, from the middle; none: all."""
     seed: int = 1
     skew: Skew = "real"
+    imbalance: float = SKEW
+    """Of ``skew="paper"``: pairs of the most loaded of 8 workers over the mean, mean over layers. 1: routing is uniform."""
 
     def __post_init__(self) -> None:
         for name in ("microbatches", "tokens"):
@@ -49,6 +52,8 @@ class Shape:
             raise ConfigError("workload.layers", f"{self.layers} layers", "give 1 or more, or leave it out")
         if self.seed < 0:
             raise ConfigError("workload.seed", f"{self.seed} is below 0")
+        if not 1.0 <= self.imbalance <= 6.0:
+            raise ConfigError("workload.imbalance", f"{self.imbalance} is not 1 to 6")
 
     def chosen(self, layers: int) -> range:
         """Which of so many layers are taken."""

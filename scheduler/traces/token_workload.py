@@ -35,7 +35,7 @@ class TokenWorkload:
         E, how = corpus.experts, "as recorded"
         shares_LPE = _windows(corpus, ids_GLK, shape)
         if shape.skew == "paper":
-            order_LE, blur = orders(shares_LPE, shape.seed)
+            order_LE, blur = orders(shares_LPE, shape.seed, shape.imbalance)
             number_LE = np.argsort(order_LE, axis=1).astype(ids_GLK.dtype)
             ids_GLK = _renamed(ids_GLK, number_LE)
             shares_LPE = reordered(shares_LPE, order_LE)

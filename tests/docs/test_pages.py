@@ -78,7 +78,7 @@ def test_configuration_keys_exist(page: Page) -> None:
 def options_of(module: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """What ``--help`` of a tool prints, for its subcommand where it has some."""
     with_commands = ("afore.tools.trace", "afore.tools.bench", "afore.tools.plan", "afore.tools.traces")
-    subcommand = arguments[:1] if module in with_commands else []
+    subcommand = arguments[:1] if module in with_commands or arguments[:1] in (["plan"], ["reality"]) else []
     with pytest.raises(SystemExit):
         importlib.import_module(module).main([*subcommand, "--help"])
     return capsys.readouterr().out
@@ -118,6 +118,8 @@ def test_options_in_prose_exist(page: Page, capsys: pytest.CaptureFixture[str]) 
         ("doctor",),
         ("calibrate",),
         ("evaluate",),
+        ("evaluate", "plan"),
+        ("evaluate", "reality"),
         ("gpu_check",),
         ("inspect",),
         ("top",),

@@ -20,12 +20,15 @@ from afore.workers.device.hardware import HardwareProfile, profile_names, read_p
 
 EPILOG = """examples:
   python -m afore.tools.calibrate --measure --out cpu.yaml
-  python -m afore.tools.calibrate --gpu --out gpu.json
+  python -m afore.tools.calibrate --gpu --out gpu.yaml --raw gpu.json
   python -m afore.launch --trace spans/ … ; python -m afore.tools.calibrate spans/ --base cpu.yaml --out here.yaml
 
 With span files, what the run shows takes the place of the base's numbers: times of tiles, rows, plans and copies. The base gives
 the model, peaks and what was not recorded. Fitted on even steps, tested on odd ones; the errors are printed and stand in the file.
 """
+
+GPU_BASE = "h200"
+"""What --gpu does not measure, where no --base is given."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,13 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.gpu:
             return _gpu(options)
         profile = _measured(options) if options.measure else _fitted(options)
-        text = yaml.safe_dump(to_yaml_fields(profile), sort_keys=False, allow_unicode=True, width=120)
-        write_whole(options.out, text.encode())
+        _write(profile, options.out)
     except AforeError as error:
         print(f"calibrate: {error}", file=sys.stderr)
         return 2
     print(f"{options.out}: profile {profile.name}, {profile.about}")
     return 0
+
+
+def _write(profile: HardwareProfile, path: str) -> None:
+    text = yaml.safe_dump(to_yaml_fields(profile), sort_keys=False, allow_unicode=True, width=120)
+    write_whole(path, text.encode())
 
 
 def _measured(options: argparse.Namespace) -> HardwareProfile:
@@ -53,14 +60,19 @@ def _measured(options: argparse.Namespace) -> HardwareProfile:
 def _gpu(options: argparse.Namespace) -> int:
     # Only here: kernels and drivers.
     from afore.tools.calibrate.gpu import measure_gpu
+    from afore.tools.calibrate.gpu_profile import profile_of_gpu
 
     if options.spans is not None or options.measure:
         raise ConfigError("--gpu", "it needs no span files, and is not for the CPU", "give --gpu and --out alone")
     if options.repeats < 1:
         raise ConfigError("--repeats", f"{options.repeats} measures nothing", "give 1 or more")
+    base = read_profile(options.base or GPU_BASE)
     found = measure_gpu(options.repeats)
-    write_whole(options.out, (json.dumps(found, indent=1) + "\n").encode())
-    print(f"{options.out}: {found['machine']}")
+    if options.raw is not None:
+        write_whole(options.raw, (json.dumps(found, indent=1) + "\n").encode())
+    profile = profile_of_gpu(found, base, name=options.name or Path(options.out).stem)
+    _write(profile, options.out)
+    print(f"{options.out}: profile {profile.name}, {profile.about}")
     return 0
 
 
@@ -93,7 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("spans", nargs="?", metavar="DIR", help="span files of a run (--trace)")
     parser.add_argument("--base", help=f"what the run does not show: {', '.join(profile_names())}, or FILE.yaml")
     parser.add_argument("--measure", action="store_true", help="measure this CPU instead")
-    parser.add_argument("--gpu", action="store_true", help="measure this machine's GPU instead, into JSON")
+    parser.add_argument("--gpu", action="store_true", help=f"measure this machine's GPU instead; --base: {GPU_BASE}")
+    parser.add_argument("--raw", metavar="FILE", help="where --gpu writes all that it measured, as JSON")
     parser.add_argument("--repeats", type=int, default=20, help="times that --gpu measures each; medians are kept")
     parser.add_argument("--model", help="checkpoint that --measure is for; none takes the bundled model")
     parser.add_argument("--name", help="of the profile; none: the file's")

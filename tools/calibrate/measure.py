@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 
 from afore.core.slots import contiguous_primaries
@@ -73,6 +74,7 @@ def measure_cpu(model: Path) -> HardwareProfile:
         about=f"this CPU ({machine}) with the model of {model.name}, each piece measured alone",
         shape=shape,
         chip=Chip(
+            memory_gb=measured(psutil.virtual_memory().total / 1e9, "memory of the machine"),
             memory_gb_per_s=measured(memory_gb_per_s, "copying 64 MiB, read and written"),
             memory_efficiency=given(1, "the rate is what was reached"),
             tflops=measured(tflops, "a product of 512 x 512"),

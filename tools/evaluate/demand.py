@@ -1,196 +1,235 @@
-"""Demand of the evaluation's workloads: skewed, layer by layer different, drifting; a pure function of the seed.
+"""Demand of a cell: a table of counts, made by the generators of ``scheduler/traces``, stored as a trace, and hashed.
 
-Each layer's log popularity is a part that stays and a part that drifts from step to step, separately for each microbatch (its
-requests differ). How skewed both are together is set so that contiguous primaries on 8 workers have the paper's mean imbalance of
-pairs, 1.70 (Figure 4, Static): a property of the demand, which no policy enters. How fast it drifts the paper does not say.
+What a cell meets is read out of the table with whole numbers only: a machine that reads a stored table runs exactly what another
+one ran. Each generated workload is a corpus of counts by topic and chunk, as varied as published ones, which the generator brings
+to the paper's skew (most loaded of 8 workers 1.70 times the mean, one expert in 16 with 24.4 %) and makes targets of. Published
+or recorded routing takes the corpus's place.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from afore.core.slots import contiguous_primaries
+from afore.core.errors import ConfigError
+from afore.core.target import Target
+from afore.scheduler.traces import Shape, TraceHeader, TraceReader, TraceTarget, TraceWriter, read_corpus, workload_of
+from afore.scheduler.traces.calibrate import SKEW
+from afore.scheduler.traces.corpus import CountCorpus, TokenCorpus, is_corpus
+from afore.scheduler.traces.count_workload import CountWorkload
+from afore.scheduler.traces.token_workload import TokenWorkload
+from afore.tools.evaluate.workloads import WORKLOADS, Workload
 
-F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
 
-STATIC_IMBALANCE = 1.70
-STATIC_WORKERS = 8
-_BASE, _DRIFT = 1, 2
-_CALIBRATION_STEPS = 4
+FORMAT = 1
+"""Of how tables are made: another one makes other tables."""
+STATIC_IMBALANCE = SKEW
+TOPICS, CHUNKS, CHUNK_TOKENS = 4, 8, 20_000
+"""Of a generated corpus; as published counts have them."""
+_CORPUS = 0xC0
+_EVEN_KAPPA = 1e12
+"""Of uniform routing: only sampling is left of its noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """One kind of traffic."""
+class DemandKey:
+    """What a table is made of. Two that are equal have the same table on one machine."""
 
-    name: str
-    about: str
-    prompt_tokens: float
-    """Median of prompt lengths."""
-    prompt_spread: float
-    """Standard deviation of their logarithm."""
-    lasting: float
-    """Part of the variance of log popularity that stays, 0 to 1."""
-    keep: float
-    """How much of the drifting part stays from one step to the next, 0 to 1."""
+    workload: str
+    layers: int
+    experts: int
+    top_k: int
+    microbatches: int
+    tokens: int
+    """T of a whole microbatch, all attention workers together."""
+    steps: int
+    """Steps of each microbatch that are stored; a run that goes on longer begins anew."""
+    seed: int = 0
+    imbalance: float = STATIC_IMBALANCE
+    """Mean static imbalance over 8 workers; 1: uniform routing. Not of recorded traces, which are what they are."""
+    routing: str = ""
+    """Files of published routing, or one recorded trace, by commas; empty: generated."""
 
-
-WORKLOADS: Mapping[str, Workload] = MappingProxyType(
-    {
-        w.name: w
-        for w in (
-            Workload(
-                name="chat",
-                about="conversations (ShareGPT in the paper): medium prompts, mixed topics that change quickly",
-                prompt_tokens=220,
-                prompt_spread=1.1,
-                lasting=0.45,
-                keep=0.80,
-            ),
-            Workload(
-                name="web",
-                about="documents (FineWeb): long prompts, the most varied topics",
-                prompt_tokens=550,
-                prompt_spread=0.8,
-                lasting=0.40,
-                keep=0.75,
-            ),
-            Workload(
-                name="code",
-                about="programming problems (CodeForces): long prompts, one domain",
-                prompt_tokens=450,
-                prompt_spread=0.5,
-                lasting=0.60,
-                keep=0.88,
-            ),
-            Workload(
-                name="math",
-                about="short word problems (GSM8K): short prompts, one domain",
-                prompt_tokens=90,
-                prompt_spread=0.4,
-                lasting=0.65,
-                keep=0.90,
-            ),
-        )
-    }
-)
+    def file_name(self) -> str:
+        """Names its file."""
+        text = json.dumps([FORMAT, asdict(replace(self, routing="")), routing_digest(self.routing)], sort_keys=True)
+        return f"{self.workload}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.trace.npz"
 
 
-class DriftingDemand:
-    """A ``DemandSource``. ``imbalance``: the mean static imbalance of pairs over 8 workers; 1 routes uniformly."""
+class StoredDemand:
+    """A ``DemandSource`` over a table of whole microbatches [X, L, E]: microbatch m's step s is row (s · M + m) mod X."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        *,
-        num_layers: int,
-        num_experts: int,
-        experts_per_token: int,
-        seed: int,
-        imbalance: float = STATIC_IMBALANCE,
-        crc_steps: int = 0,
-    ) -> None:
-        self._workload = workload
-        self._shape = (num_layers, num_experts)
-        self._top_k = experts_per_token
-        self._seed = seed
-        self._name = zlib.crc32(workload.name.encode())
-        self._base_LE = self._normal(_BASE, 0, 0)
-        self._heat: dict[int, tuple[int, F64]] = {}
-        """Of each microbatch: its last step, and the drifting part then."""
-        self._share: dict[int, tuple[int, F64]] = {}
-        self.crc = 0
-        """Over what was asked for of the first ``crc_steps`` steps: two runs that met the same demand there have the same."""
-        self._crc_steps = crc_steps
-        self._scale = 0.0
-        if imbalance > 1:
-            self._scale = self._scale_for(imbalance)
-            self._heat.clear()
+    def __init__(self, table_XLE: I32, *, microbatches: int, top_k: int, source: str) -> None:
+        self._cumulated_XLE = np.cumsum(table_XLE, axis=2, dtype=np.int64)
+        self._microbatches = microbatches
+        self._top_k = top_k
+        self.source = source
+        """Where the demand comes from, in words."""
+        self.digest = hashlib.blake2b(np.ascontiguousarray(table_XLE).data, digest_size=16).hexdigest()
+        """Of the whole table."""
 
     def counts(self, attention: int, microbatch: int, step: int, tokens: int) -> I64:
-        """See ``DemandSource.counts``."""
-        last = self._share.get(microbatch)
-        if last is None or last[0] != step:
-            last = self._share[microbatch] = (step, _shares(self._log_popularity(microbatch, step) * self._scale))
-        generator = self._generator(3 + attention, microbatch, step)
-        counts_LE = generator.multinomial(tokens * self._top_k, last[1]).astype(np.int64)
-        for counts_E in counts_LE:
-            _cap(counts_E, tokens)
-        if step < self._crc_steps:
-            self.crc = (self.crc + zlib.crc32(counts_LE.data)) & 0xFFFFFFFF
+        """See ``DemandSource.counts``.
+
+        The table's pairs of a layer stand in a row, by expert; a worker takes T_a · K of them at even distances. Workers whose
+        tokens are even parts of the table's take every pair once.
+        """
+        cumulated_LE = self._cumulated_XLE[(step * self._microbatches + microbatch) % len(self._cumulated_XLE)]
+        total_L1 = cumulated_LE[:, -1:]
+        pairs = tokens * self._top_k
+        taken_LE = (cumulated_LE * pairs + (attention * pairs) % total_L1) // total_L1
+        counts_LE: I64 = np.diff(taken_LE, axis=1, prepend=0)
         return counts_LE
 
-    def _log_popularity(self, microbatch: int, step: int) -> F64:
-        workload = self._workload
-        lasting = np.sqrt(workload.lasting) * self._base_LE
-        log_LE: F64 = lasting + np.sqrt(1.0 - workload.lasting) * self._drifting(microbatch, step)
-        return log_LE
 
-    def _drifting(self, microbatch: int, step: int) -> F64:
-        at, heat_LE = self._heat.get(microbatch, (-1, None))
-        if heat_LE is None or at > step:
-            at, heat_LE = 0, self._normal(_DRIFT, microbatch, 0)
-        keep = self._workload.keep
-        while at < step:
-            at += 1
-            heat_LE = keep * heat_LE + np.sqrt(1.0 - keep * keep) * self._normal(_DRIFT, microbatch, at)
-        self._heat[microbatch] = (step, heat_LE)
-        return heat_LE
+def demand_of(key: DemandKey, directory: Path | None = None) -> StoredDemand:
+    """The table: read from ``directory`` where it is stored, else made, and stored there where one is named.
 
-    def _scale_for(self, imbalance: float) -> float:
-        """How far apart experts must be for that static imbalance: by bisection, over a few steps of one microbatch."""
-        heats = [self._log_popularity(0, step) for step in range(_CALIBRATION_STEPS)]
-        primaries_E = contiguous_primaries(self._shape[1], STATIC_WORKERS)
-        owner_EN = np.eye(STATIC_WORKERS)[np.asarray(primaries_E)]
-        low, high = 0.0, 6.0
-        for _ in range(30):
-            scale = (low + high) / 2
-            loads = [_shares(heat_LE * scale) @ owner_EN for heat_LE in heats]
-            found = float(np.mean([(load.max(axis=1) / load.mean(axis=1)).mean() for load in loads]))
-            low, high = (scale, high) if found < imbalance else (low, scale)
-        return round((low + high) / 2, 6)
-
-    def _normal(self, kind: int, microbatch: int, step: int) -> F64:
-        return self._generator(kind, microbatch, step).standard_normal(self._shape)
-
-    def _generator(self, kind: int, microbatch: int, step: int) -> np.random.Generator:
-        key = [(self._seed << 32) ^ self._name, (kind << 48) | (microbatch << 36) | step]
-        return np.random.Generator(np.random.Philox(key=np.array(key, dtype=np.uint64)))
+    Raises ``ConfigError`` for routing of another model, ``TraceError`` for a damaged file, ``HostError`` for a full disk.
+    """
+    path = None if directory is None else directory / key.file_name()
+    if path is None or not path.is_file():
+        header, targets = _made(key)
+        if path is None:
+            return _stored(key, header, targets)
+        with TraceWriter(path, header) as out:
+            for target in targets:
+                out.add(target)
+    reader = TraceReader(path)
+    return _stored(key, reader.header, reader)
 
 
-def _shares(log_LE: F64) -> F64:
-    """Shares [L, E] of each layer, cut to 2^-30: what differs between two machines' exponentials is far below."""
-    share_LE = np.exp(log_LE - log_LE.max(axis=1, keepdims=True))
-    share_LE = np.round(share_LE * 2.0**30) + 1.0
-    normal: F64 = share_LE / share_LE.sum(axis=1, keepdims=True)
-    return normal
+def routing_digest(routing: str) -> str:
+    """Of the files' contents; empty for generated routing. Raises ``ConfigError``."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in filter(None, routing.split(",")):
+        try:
+            digest.update(Path(name).read_bytes())
+        except OSError as error:
+            raise ConfigError("--routing", f"{name} cannot be read: {error.strerror}", "name a file") from error
+    return digest.hexdigest() if routing else ""
 
 
-def _cap(counts_E: I64, most: int) -> None:
-    """No expert has more than ``most``: what is over goes to those with the least, in place."""
-    over = int(np.maximum(counts_E - most, 0).sum())
-    if over:
-        np.minimum(counts_E, most, out=counts_E)
-        for expert in np.argsort(counts_E, kind="stable"):
-            room = min(most - int(counts_E[expert]), over)
-            counts_E[expert] += room
-            over -= room
-            if not over:
-                return
-
-
-def prompt_lengths(workload: Workload, count: int, *, seed: int, most: int) -> list[int]:
-    """Prompt lengths of ``count`` requests, 1 … ``most``."""
-    generator = np.random.Generator(
-        np.random.Philox(key=np.array([seed, zlib.crc32(workload.name.encode())], np.uint64))
+def generated_corpus(workload: Workload, *, layers: int, experts: int, top_k: int, seed: int) -> CountCorpus:
+    """Counts [topics, chunks, L, E] as varied as ``workload`` says."""
+    rng = np.random.default_rng([_CORPUS, seed, zlib.crc32(workload.name.encode())])
+    shared_DPLE = rng.normal(size=(1, 1, layers, experts))
+    topic_DPLE = rng.normal(size=(TOPICS, 1, layers, experts))
+    chunk_DPLE = rng.normal(size=(TOPICS, CHUNKS, layers, experts))
+    apart_DPLE = np.sqrt(workload.alike) * shared_DPLE + np.sqrt(1 - workload.alike) * topic_DPLE
+    shares_DPLE = np.exp(workload.spread * apart_DPLE + workload.within * chunk_DPLE)
+    shares_DPLE /= shares_DPLE.sum(axis=3, keepdims=True)
+    counts = [rng.multinomial(CHUNK_TOKENS * top_k, share_E) for share_E in shares_DPLE.reshape(-1, experts)]
+    return CountCorpus(
+        counts_DPLE=np.array(counts, np.int64).reshape(shares_DPLE.shape),
+        sources=tuple(f"{workload.name}, topic {topic + 1}" for topic in range(TOPICS)),
+        top_k=top_k,
     )
-    logs = np.log(workload.prompt_tokens) + workload.prompt_spread * generator.standard_normal(count)
-    lengths: list[int] = np.clip(np.exp(logs), 1, most).astype(np.int64).tolist()
-    return lengths
+
+
+def _made(key: DemandKey) -> tuple[TraceHeader, Iterator[TraceTarget]]:
+    """Header and targets, each of a whole microbatch, in the order in which they run."""
+    if key.workload not in WORKLOADS:
+        raise ConfigError("workload", f"there is no {key.workload!r}", f"of {', '.join(WORKLOADS)}")
+    paths = [Path(name) for name in key.routing.split(",") if name]
+    if len(paths) == 1 and not is_corpus(paths[0]):
+        return _recorded(key, TraceReader(paths[0], ids=False))
+    shape = Shape(
+        microbatches=key.microbatches, tokens=key.tokens, seed=key.seed, skew="paper", imbalance=key.imbalance
+    )
+    corpus: CountCorpus | TokenCorpus
+    if paths:
+        corpus = _of_domain(read_corpus(paths), key.workload)
+        _same_model(key, corpus.experts, corpus.top_k, str(paths[0]))
+    else:
+        corpus = generated_corpus(
+            WORKLOADS[key.workload], layers=key.layers, experts=key.experts, top_k=key.top_k, seed=key.seed
+        )
+    made: CountWorkload | TokenWorkload
+    if isinstance(corpus, CountCorpus) and key.imbalance == 1.0:
+        made = CountWorkload(corpus, shape, np.full(corpus.layers, _EVEN_KAPPA))
+    else:
+        made = workload_of(corpus, shape)
+    here = min(key.layers, made.header.layers)
+    counts = (
+        replace(target, ids_TK=None)
+        for target in itertools.islice(made.targets(), key.steps * key.microbatches * made.header.layers)
+        if target.target.layer < here
+    )
+    return replace(made.header, layers=here), counts
+
+
+def _of_domain(corpus: CountCorpus | TokenCorpus, workload: str) -> CountCorpus | TokenCorpus:
+    """The domain of that name where counts have one; else all of them."""
+    if isinstance(corpus, TokenCorpus):
+        return corpus
+    named = [index for index, domain in enumerate(corpus.sources) if domain.split("_")[0] == workload]
+    if not named:
+        return corpus
+    return replace(
+        corpus, counts_DPLE=corpus.counts_DPLE[named], sources=tuple(corpus.sources[index] for index in named)
+    )
+
+
+def _same_model(key: DemandKey, experts: int, top_k: int, name: str) -> None:
+    if (experts, top_k or key.top_k) != (key.experts, key.top_k):
+        raise ConfigError(
+            "--routing",
+            f"{name} is of {experts} experts, top-{top_k}; the profile's model has {key.experts}, top-{key.top_k}",
+            f"give another trace, or --set shape.experts={experts} --set shape.top_k={top_k}",
+        )
+
+
+def _recorded(key: DemandKey, reader: TraceReader) -> tuple[TraceHeader, Iterator[TraceTarget]]:
+    """A recording's decode targets, numbered anew: only steps of which every layer is there."""
+    header = reader.header
+    _same_model(key, header.experts, header.top_k, str(reader.path))
+    whole: dict[tuple[int, int], dict[int, I32]] = {}
+    for row in reader:
+        if row.demand_E is not None and int(row.demand_E.sum()) and row.phase.name == "DECODE":
+            whole.setdefault((row.target.step, row.target.microbatch), {})[row.target.layer] = row.demand_E
+    steps = [layers for _, layers in sorted(whole.items()) if len(layers) == header.layers]
+    if not steps:
+        raise ConfigError(
+            "--routing", f"{reader.path} has no step of which every layer is there", "record a longer run"
+        )
+    wanted = min(len(steps), key.steps * key.microbatches)
+    layers = min(key.layers, header.layers)
+    targets = (
+        TraceTarget(
+            target=Target(layer, number % key.microbatches, number // key.microbatches), demand_E=steps[number][layer]
+        )
+        for number in range(wanted)
+        for layer in range(layers)
+    )
+    made = TraceHeader(
+        experts=header.experts,
+        layers=layers,
+        top_k=key.top_k,
+        microbatches=key.microbatches,
+        source=f"{reader.path.name}: {wanted} recorded steps; {header.source}",
+    )
+    return made, targets
+
+
+def _stored(key: DemandKey, header: TraceHeader, targets: Iterable[TraceTarget]) -> StoredDemand:
+    rows: dict[int, dict[int, I32]] = {}
+    for target in targets:
+        assert target.demand_E is not None
+        row = target.target.step * key.microbatches + target.target.microbatch
+        rows.setdefault(row, {})[target.target.layer] = target.demand_E
+    # A model of more layers than were recorded meets them again.
+    table_XLE = np.array(
+        [[rows[row][layer % header.layers] for layer in range(key.layers)] for row in sorted(rows)], np.int32
+    )
+    return StoredDemand(table_XLE, microbatches=key.microbatches, top_k=key.top_k, source=header.source)

@@ -21,8 +21,8 @@ from afore.scheduler.policies.registry import policy_kernels
 from afore.tools.bench.files import write_whole
 from afore.tools.ending import end_with
 from afore.tools.evaluate.cell import Cell
-from afore.tools.evaluate.demand import WORKLOADS
 from afore.tools.evaluate.store import results_of, to_bytes
+from afore.tools.evaluate.workloads import WORKLOADS
 from afore.workers.device.hardware import profile_text, read_profile
 
 EPLB = (("policy_options.eplb.window_steps", 12), ("policy_options.eplb.interval_steps", 9))

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from afore.core.errors import HostError
+from afore.core.errors import AforeError, HostError
 from afore.tools.bench.files import write_whole
-from afore.tools.evaluate.cell import FORMAT, Cell, run_cell
+from afore.tools.evaluate.cell import FORMAT, Cell, demand_key, run_cell
+from afore.tools.evaluate.demand import demand_of
+from afore.workers.device.hardware import HardwareProfile, read_profile
 
 Progress = Callable[[Cell, int, int], None]
-"""Called before a cell is run: (cell, cells that are there, cells in all)."""
+"""Called when a cell begins: (cell, cells that are done or began before it, cells in all)."""
+Finished = Callable[[Cell], None]
+"""Called when a cell has been run."""
+
+
+_FAILED = "failed"
+
+
+class CellFailedError(AforeError):
+    """What ended a cell in another process, in words."""
 
 
 def to_bytes(value: Any) -> bytes:
@@ -22,35 +35,109 @@ def to_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def results_of(cells: Sequence[Cell], directory: Path, progress: Progress) -> dict[Cell, Mapping[str, Any]]:
-    """Every cell's result, run where it is not there yet. Raises ``HostError`` for a directory that cannot be written."""
-    folder = directory / "cells"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HostError(str(folder), f"cannot be made: {error.strerror}", "give another --out") from error
+def results_of(
+    cells: Sequence[Cell],
+    directory: Path,
+    progress: Progress,
+    *,
+    profile: HardwareProfile | None = None,
+    jobs: int = 1,
+    to_run: Callable[[Sequence[Cell]], None] = lambda cells: None,
+    finished: Finished = lambda cell: None,
+) -> dict[Cell, Mapping[str, Any]]:
+    """Every cell's result, run where it is not there yet, ``jobs`` at a time. How many makes no difference to results.
+
+    ``profile``: what cells' profile name stands for; none reads it by name. ``to_run`` hears of the cells that are not there.
+    Demand is stored beside the cells. Raises ``HostError`` for a directory that cannot be written, and what a cell raises: of
+    several processes ``CellFailedError`` with its words.
+    """
+    folder, demands = directory / "cells", directory / "demand"
+    for one in (folder, demands):
+        try:
+            one.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise HostError(str(one), f"cannot be made: {error.strerror}", "give another --out") from error
     wanted = list(dict.fromkeys(cells))
-    found = {cell: result for cell in wanted if (result := _read(folder, cell)) is not None}
-    for cell in wanted:
-        if cell not in found:
-            progress(cell, len(found), len(wanted))
-            result = run_cell(cell)
-            write_whole(str(folder / f"{cell.key()}.json"), to_bytes(result))
-            # As it will be read: tuples are lists, keys are texts.
-            found[cell] = json.loads(to_bytes(result))
-    return found
+    found = {cell: result for cell in wanted if (result := _read(folder, cell, profile)) is not None}
+    missing = [cell for cell in wanted if cell not in found]
+    began = len(found)
+    to_run(missing)
+
+    def begin() -> Iterator[Cell]:
+        nonlocal began
+        for cell in missing:
+            progress(cell, began, len(wanted))
+            began += 1
+            # Before the cell runs, and by one process: cells share demands.
+            demand_of(demand_key(cell, profile or read_profile(cell.profile)), demands)
+            yield cell
+
+    for cell, result in _run(begin(), profile, demands, jobs):
+        write_whole(str(folder / f"{cell.key(profile)}.json"), to_bytes(result))
+        # As it will be read: tuples are lists, keys are texts.
+        found[cell] = json.loads(to_bytes(result))
+        finished(cell)
+    return {cell: found[cell] for cell in wanted}
 
 
-def _read(folder: Path, cell: Cell) -> Mapping[str, Any] | None:
+def _run(
+    cells: Iterator[Cell], profile: HardwareProfile | None, demands: Path, jobs: int
+) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    if jobs <= 1:
+        for cell in cells:
+            yield cell, one_cell(cell, profile, demands)
+        return
+    # Not forked: the parent has compiled code and perhaps threads.
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        running: dict[Future[dict[str, Any]], Cell] = {}
+        try:
+            for cell in cells:
+                running[pool.submit(_in_process, cell, profile, demands)] = cell
+                if len(running) >= jobs:
+                    yield from _done(running)
+            while running:
+                yield from _done(running)
+        except BaseException:
+            for future in running:
+                future.cancel()
+            raise
+
+
+def _done(running: dict[Future[dict[str, Any]], Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    done, _ = wait(running, return_when=FIRST_COMPLETED)
+    for future in list(running):
+        if future in done:
+            cell, result = running.pop(future), future.result()
+            if _FAILED in result:
+                raise CellFailedError(f"{cell.policy}, {cell.workload}: {result[_FAILED]}")
+            yield cell, result
+
+
+def _in_process(cell: Cell, profile: HardwareProfile | None, demands: Path) -> dict[str, Any]:
+    """As ``one_cell``; an error of ours comes back as words, since most of them cannot be sent between processes."""
+    try:
+        return one_cell(cell, profile, demands)
+    except AforeError as error:
+        return {_FAILED: str(error)}
+
+
+def one_cell(cell: Cell, profile: HardwareProfile | None, demands: Path) -> dict[str, Any]:
+    """A cell on its stored demand: what a worker process runs."""
+    chosen = profile or read_profile(cell.profile)
+    return run_cell(cell, chosen, demand_of(demand_key(cell, chosen), demands))
+
+
+def _read(folder: Path, cell: Cell, profile: HardwareProfile | None) -> Mapping[str, Any] | None:
     """A result of an earlier run; none where there is none, or one that this version would not write."""
     try:
-        result = json.loads((folder / f"{cell.key()}.json").read_bytes())
+        result = json.loads((folder / f"{cell.key(profile)}.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(result, dict) or result.get("format") != FORMAT:
         return None
     # A file under another cell's name, or one that somebody has changed, is not what this cell would write.
-    if result.get("cell") != json.loads(to_bytes(dataclasses.asdict(cell))):
+    if result.get("cell") != json.loads(to_bytes(asdict(cell))) or result.get("content") != cell.content(profile):
         return None
     numbers = [value for value in result.values() if isinstance(value, float)]
     return result if all(map(math.isfinite, numbers)) else None

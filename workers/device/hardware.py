@@ -66,6 +66,8 @@ class Shape:
 class Chip:
     """One device and the software that drives it."""
 
+    memory_gb: Number
+    """Memory of one device, in 10^9 bytes."""
     memory_gb_per_s: Number
     """Peak memory bandwidth."""
     memory_efficiency: Number

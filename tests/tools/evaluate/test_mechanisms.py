@@ -10,7 +10,7 @@ from afore.core.config import RunConfig
 from afore.core.errors import ConfigError
 from afore.tools.evaluate.cell import Cell, run_cell
 from afore.tools.evaluate.mechanisms import FEWER, VARIANTS, cells, main, short_profile, table
-from afore.tools.evaluate.options import with_options
+from afore.tools.evaluate.run_options import with_options
 from afore.workers.device.hardware import read_profile
 
 
