@@ -97,17 +97,19 @@ def format_record(
         assert name in SPANS, f"{name!r} is no span; SPANS has {', '.join(SPANS)}"
         line = f'{{"name":"{name}"{where},"start_ns":{start_ns},"end_ns":{end_ns}'
     elif kind == "counter":
-        return (
-            f'{{"counter":{json.dumps(name)},"at_ns":{start_ns},"value":{json.dumps(args["value"], default=_plain)}}}\n'
-        )
+        return f'{{"counter":{json.dumps(name)},"at_ns":{start_ns},"value":{_encode(args["value"])}}}\n'
     else:
         line = f'{{"instant":{json.dumps(name)}{where},"at_ns":{start_ns}'
-    return f'{line},"args":{json.dumps(args, default=_plain)}}}\n' if args else f"{line}}}\n"
+    return f'{line},"args":{_encode(args)}}}\n' if args else f"{line}}}\n"
 
 
 def _plain(value: Any) -> Any:
     """numpy's scalars and arrays as JSON; anything else as text, so that an argument never costs a trace."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+_encode: Final = json.JSONEncoder(default=_plain).encode
+"""``json.dumps`` would build an encoder for every record."""
 
 
 def parse_header(line: bytes) -> Header:

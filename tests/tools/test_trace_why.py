@@ -109,7 +109,7 @@ def cut(path: Path, keep: int) -> None:
 
 @pytest.mark.parametrize(
     ("keep", "reach"),
-    [(0, "ffn-1: its file has no records"), (4, "ffn-1: its last record begins 29,690 µs before the target's begin")],
+    [(0, "ffn-1: its file has no records"), (4, "ffn-1: its last record begins 29,500 µs before the target's begin")],
 )
 def test_of_a_file_that_does_not_reach_the_target_nothing_is_said_to_have_never_come(
     keep: int, reach: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
