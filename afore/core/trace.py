@@ -120,7 +120,7 @@ class Tracer:
             self._append(("counter", name, None, at_ns, at_ns, {"value": value}))
 
     def flush(self, most: int | None = None) -> int:
-        """Writes and hands out at most ``most`` of the oldest records (all without it); returns how many. About 7 us each on a busy core."""
+        """Writes and hands out at most ``most`` of the oldest records (all without it); returns how many. About 7 us each."""
         batch = []
         for _ in range(len(self._buffer) if most is None else min(most, len(self._buffer))):
             # popleft, not a swap of buffers: a device thread may be appending, and drop the oldest while it does.
