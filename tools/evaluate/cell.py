@@ -46,9 +46,9 @@ class Cell:
     """Requests of one attention worker in one microbatch."""
     layers: int = 0
     """MoE layers of the model, which is cut to them; 0: those of the profile's model."""
-    warm: int = 12
+    warm: int = 15
     """Steps of each request before anything is measured."""
-    steps: int = 10
+    steps: int = 8
     """Steps of each request that are measured; with ``arrivals``, tokens that a request asks for in the mean."""
     redistribute_us: float = 0.0
     """What the policy puts on every target's critical path."""

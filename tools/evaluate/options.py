@@ -13,8 +13,8 @@ from afore.tools.evaluate.profiles import parse_override
 from afore.tools.evaluate.workloads import WORKLOADS
 from afore.workers.device.hardware import profile_names
 
-QUICK_LAYERS, QUICK_STEPS, QUICK_WARM, QUICK_ROWS = 6, 9, 11, 80
-WARM, STEPS, ROWS = 12, 10, 325
+QUICK_LAYERS, QUICK_STEPS, QUICK_WARM, QUICK_ROWS = 6, 8, 12, 80
+WARM, STEPS, ROWS = 15, 8, 325
 
 EPILOG = f"""examples:
   python -m afore.tools.evaluate --quick                                   # a first look: small batches, few layers
