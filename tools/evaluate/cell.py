@@ -7,20 +7,19 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from afore.core.errors import ConfigError
 from afore.testing import run_virtual
 from afore.tools.evaluate.closed_run import ClosedRun, percentile
 from afore.tools.evaluate.copies import CopySamples
 from afore.tools.evaluate.demand import STATIC_IMBALANCE, DemandKey, StoredDemand, demand_of, routing_digest
 from afore.tools.evaluate.open_run import OpenRun
-from afore.tools.evaluate.profiles import Override, profile_digest, with_overrides
+from afore.tools.evaluate.profiles import Override, cut_to, profile_digest, with_overrides
 from afore.tools.evaluate.run_options import Option
 from afore.tools.evaluate.world import world_of
 from afore.workers.device.hardware import HardwareProfile, read_profile
 
 __all__ = ["Cell", "demand_key", "percentile", "run_cell"]
 
-FORMAT = 2
+FORMAT = 3
 """Of a cell's JSON: a run of another format is run again."""
 
 
@@ -46,10 +45,10 @@ class Cell:
     rows: int = 325
     """Requests of one attention worker in one microbatch."""
     layers: int = 0
-    """MoE layers; 0: those of the profile's model."""
-    warm: int = 5
+    """MoE layers of the model, which is cut to them; 0: those of the profile's model."""
+    warm: int = 15
     """Steps of each request before anything is measured."""
-    steps: int = 25
+    steps: int = 8
     """Steps of each request that are measured; with ``arrivals``, tokens that a request asks for in the mean."""
     redistribute_us: float = 0.0
     """What the policy puts on every target's critical path."""
@@ -81,13 +80,10 @@ class Cell:
 
 def demand_key(cell: Cell, profile: HardwareProfile) -> DemandKey:
     """What the cell's demand is made of. Raises ``ConfigError`` for more layers than the model has."""
-    shape = with_overrides(profile, cell.overrides).shape
-    most = int(shape.layers.value - shape.dense_layers.value)
-    if cell.layers > most:
-        raise ConfigError("--layers", f"{cell.layers} MoE layers; the profile's model has {most}", "give fewer")
+    shape = cut_to(with_overrides(profile, cell.overrides), cell.layers).shape
     return DemandKey(
         workload=cell.workload,
-        layers=cell.layers or most,
+        layers=int(shape.layers.value - shape.dense_layers.value),
         experts=int(shape.experts.value),
         top_k=int(shape.top_k.value),
         microbatches=cell.microbatches,
@@ -108,7 +104,7 @@ def run_cell(cell: Cell, profile: HardwareProfile | None = None, demand: StoredD
     key = demand_key(cell, base)
     demand = demand or demand_of(key)
     samples = CopySamples(cell.ffn)
-    chosen = with_overrides(base, cell.overrides)
+    chosen = cut_to(with_overrides(base, cell.overrides), cell.layers)
     config, emulation = world_of(cell, chosen, key.layers, demand, samples)
     make = OpenRun if cell.arrivals else ClosedRun
     window = run_virtual(lambda: make(cell, config, emulation).measured())

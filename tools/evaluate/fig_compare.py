@@ -27,6 +27,8 @@ BASELINES = ("static", "eplb", "eplb-redistribute", "harmoeny", "lina", "libra")
 ABLATED = ("afore-reactive", "afore-no-overlap", "afore-no-prefetch")
 BEYOND = tuple(name for name in POLICIES if name.startswith("afore-") and name not in ABLATED)
 """Policies of our own beyond the paper's."""
+LEAST_MICROBATCHES = 2
+"""With *fewer microbatches*: the engine tries numbers from M down to this one."""
 ON_PATH: Mapping[str, tuple[float, ...]] = MappingProxyType(
     {"libra": (0.0, 100.0, 200.0), "harmoeny": (0.0, 100.0, 200.0)}
 )
@@ -77,13 +79,20 @@ def _fig8_rows(setting: Setting, results: Results) -> list[Row]:
 
 def _beyond(setting: Setting, workload: str) -> dict[str, Cell]:
     base = setting.vary(workload=workload)
-    return {
+    found = {
         f"{policy}{' + own-stream collectives' if collectives == 'own-stream' else ''}": vary(
             base, policy=policy, collectives=collectives
         )
         for policy in ("afore", *BEYOND)
         for collectives in ("model-stream", "own-stream")
     }
+    if base.microbatches > LEAST_MICROBATCHES:
+        fewer = (("batch.least_microbatches", LEAST_MICROBATCHES),)
+        found["afore + fewer microbatches"] = vary(base, policy="afore", options=fewer)
+        # The runtime's mechanisms are no policy's own: baselines get them too.
+        for policy in available(["static", "eplb-redistribute", "libra", "afore", *BEYOND]):
+            found[f"{policy} + both"] = vary(base, policy=policy, collectives="own-stream", options=fewer)
+    return found
 
 
 def _beyond_cells(setting: Setting) -> list[Cell]:
@@ -181,7 +190,9 @@ COMPARE_FIGURES = (
             "bound": "x",
             **COPIES,
         },
-        note="Collectives of a stream of their own meet no interference here: optimistic. The bound is what no placement can beat.",
+        note="Collectives of a stream of their own meet no interference here: optimistic. *Fewer microbatches*: "
+        "the engine finds by trial how many of M serve fastest. *Both*: own-stream collectives and fewer microbatches, which any "
+        "policy can have. The bound is what no placement can beat.",
     ),
     Figure(
         name="grid",

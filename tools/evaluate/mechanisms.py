@@ -14,8 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import yaml
-
 from afore.core.errors import AforeError, ConfigError
 from afore.scheduler.policies.registry import policy_kernels
 from afore.tools.bench.files import write_whole
@@ -23,16 +21,13 @@ from afore.tools.ending import end_with
 from afore.tools.evaluate.cell import Cell
 from afore.tools.evaluate.store import results_of, to_bytes
 from afore.tools.evaluate.workloads import WORKLOADS
-from afore.workers.device.hardware import profile_text, read_profile
 
-EPLB = (("policy_options.eplb.window_steps", 12), ("policy_options.eplb.interval_steps", 9))
-"""Its published windows are thousands of steps: nothing would ever be replaced in a run of some twenty."""
 FEWER = ("batch.least_microbatches", 2)
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "static": {"policy": "static"},
-        "eplb-redistribute": {"policy": "eplb-redistribute", "options": EPLB},
+        "eplb-redistribute": {"policy": "eplb-redistribute"},
         "harmoeny": {"policy": "harmoeny"},
         "harmoeny@100": {"policy": "harmoeny", "redistribute_us": 100.0},
         "lina": {"policy": "lina"},
@@ -48,6 +43,11 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "afore, own-stream": {"policy": "afore", "collectives": "own-stream"},
         "afore, fewer microbatches": {"policy": "afore", "options": (FEWER,)},
         "static, own-stream, fewer": {"policy": "static", "collectives": "own-stream", "options": (FEWER,)},
+        "eplb-redistribute, own-stream, fewer": {
+            "policy": "eplb-redistribute",
+            "collectives": "own-stream",
+            "options": (FEWER,),
+        },
         "libra, own-stream, fewer": {"policy": "libra", "collectives": "own-stream", "options": (FEWER,)},
         "all": {"policy": "afore-ahead", "collectives": "own-stream", "options": (FEWER,)},
     }
@@ -86,24 +86,6 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def short_profile(name: str, layers: int, directory: Path) -> str:
-    """The profile's path, for a model cut to ``layers`` MoE layers."""
-    raw = yaml.safe_load(profile_text(name))
-    shape = read_profile(name).shape
-    part = layers / (shape.layers.value - shape.dense_layers.value)
-    if part > 1:
-        raise ConfigError("--layers", f"{layers}; the profile's model has fewer", "give fewer")
-    if part == 1:
-        return name
-    cut = {"kind": "inferred", "source": f"the model's, cut to {layers} MoE layers"}
-    raw["shape"]["vocabulary"] = {"value": round(shape.vocabulary.value * part), **cut}
-    raw["shape"]["dense_layers"] = {"value": round(shape.dense_layers.value * part), **cut}
-    raw["shape"]["layers"] = {"value": layers + raw["shape"]["dense_layers"]["value"], **cut}
-    path = directory / f"{Path(name).stem}-{layers}-layers.yaml"
-    write_whole(str(path), yaml.safe_dump(raw, sort_keys=False, allow_unicode=True).encode())
-    return str(path)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one table for each workload; 0, or 2 for a mistake of the caller's."""
     options = _parser().parse_args(argv)
@@ -121,7 +103,7 @@ def _run(options: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     template = Cell(
         policy="static",
-        profile=short_profile(options.profile, options.layers, out),
+        profile=options.profile,
         layers=options.layers,
         microbatches=options.microbatches,
         slots=options.slots,

@@ -13,8 +13,8 @@ from afore.tools.evaluate.profiles import parse_override
 from afore.tools.evaluate.workloads import WORKLOADS
 from afore.workers.device.hardware import profile_names
 
-QUICK_LAYERS, QUICK_STEPS, QUICK_WARM, QUICK_ROWS = 6, 20, 2, 80
-WARM, STEPS, ROWS = 5, 25, 325
+QUICK_LAYERS, QUICK_STEPS, QUICK_WARM, QUICK_ROWS = 6, 8, 12, 80
+WARM, STEPS, ROWS = 15, 8, 325
 
 EPILOG = f"""examples:
   python -m afore.tools.evaluate --quick                                   # a first look: small batches, few layers
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--quick",
         action="store_true",
-        help=f"{QUICK_STEPS} steps of {QUICK_LAYERS} layers, small batches, fewer points of what is varied",
+        help=f"{QUICK_WARM + QUICK_STEPS} steps of {QUICK_LAYERS} layers, small batches, fewer points of what is varied",
     )
     made.add_argument(
         "--profile",

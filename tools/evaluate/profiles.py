@@ -73,6 +73,28 @@ def with_overrides(profile: HardwareProfile, overrides: Sequence[Override]) -> H
     return profile
 
 
+def cut_to(profile: HardwareProfile, moe_layers: int) -> HardwareProfile:
+    """The profile for a model of so many MoE layers: head and dense layers shrink with them, or a short one would be all sampling.
+
+    Raises ``ConfigError`` for more than the model has.
+    """
+    shape = profile.shape
+    whole = int(shape.layers.value - shape.dense_layers.value)
+    if moe_layers > whole:
+        raise ConfigError("--layers", f"{moe_layers} MoE layers; the profile's model has {whole}", "give fewer")
+    if moe_layers in (0, whole):
+        return profile
+    source = f"the model's, cut to {moe_layers} MoE layers"
+    dense = round(shape.dense_layers.value * moe_layers / whole)
+    numbers = {
+        "dense_layers": float(dense),
+        "layers": float(moe_layers + dense),
+        "vocabulary": float(round(shape.vocabulary.value * moe_layers / whole)),
+    }
+    short = {name: Number(value=value, kind="inferred", source=source) for name, value in numbers.items()}
+    return replace(profile, shape=replace(shape, **short))
+
+
 def profile_digest(profile: HardwareProfile) -> str:
     """Of all its numbers' values: two profiles of one digest cost the same. Words do not enter."""
     values = {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from afore.core.config import BatchOptions, CostOptions, DeviceOptions, PlannerOptions, RunConfig, TimeOptions
 from afore.core.errors import ConfigError
+from afore.core.policy_options import EplbOptions, PolicyOptions
 from afore.core.topology import Topology
 from afore.models.config import ModelSpec
 from afore.models.counted import DemandSource, counted_spec
@@ -28,11 +29,12 @@ def config_of(cell: Cell, profile: HardwareProfile) -> RunConfig:
     """The cell's configuration. Raises ``ConfigError`` for what cannot be."""
     if cell.arrivals and cell.arrivals not in ARRIVALS:
         raise ConfigError("arrivals", f"there is no {cell.arrivals!r}", f"of {', '.join(ARRIVALS)}")
-    costs = costs_of(cell, profile)
+    costs = profile.costs(workers=cell.ffn, redistribute_us=cell.redistribute_us)
     seats = cell.attention * cell.microbatches * cell.rows
     per_request = -(-(LONGEST_PROMPT + most_tokens(cell) + 8) // _BLOCK_TOKENS) + 1
     return RunConfig(
         policy=cell.policy,
+        policy_options=PolicyOptions(eplb=_eplb(cell)),
         topology=Topology(
             attention=cell.attention,
             ffn=cell.ffn,
@@ -63,19 +65,21 @@ def config_of(cell: Cell, profile: HardwareProfile) -> RunConfig:
     )
 
 
-def costs_of(cell: Cell, profile: HardwareProfile) -> CostProfile:
-    """What work costs on the cell's devices; prompts pass its layers alone."""
-    shape = profile.shape
-    moe = cell.layers or shape.layers.value - shape.dense_layers.value
-    costs = profile.costs(workers=cell.ffn, redistribute_us=cell.redistribute_us)
-    return _of_layers(costs, (moe + shape.dense_layers.value) / shape.layers.value)
+def _eplb(cell: Cell) -> EplbOptions:
+    """EPLB at its best in a run of some twenty steps, for published windows are thousands of them.
+
+    All layers are rebalanced once, at the end of the warm-up, and no copy of it falls into what is measured.
+    """
+    if cell.arrivals:
+        return EplbOptions(window_steps=cell.steps, interval_steps=cell.steps)
+    return EplbOptions(mode="stop", window_steps=max(1, cell.warm), interval_steps=max(1, cell.warm - 2))
 
 
 def world_of(
     cell: Cell, profile: HardwareProfile, layers: int, demand: DemandSource, samples: CopySamples
 ) -> tuple[RunConfig, Emulation]:
     """The cell's configuration and emulation. Raises ``ConfigError`` for what cannot be."""
-    shape, costs = profile.shape, costs_of(cell, profile)
+    shape, costs = profile.shape, profile.costs(workers=cell.ffn, redistribute_us=cell.redistribute_us)
     slow = _slower(costs, cell.slow_worker)
     emulation = Emulation(
         spec=counted_spec(
@@ -123,13 +127,3 @@ def most_requests_per_s(cell: Cell, costs: CostProfile, spec: ModelSpec, prompt_
     prefill_s = (costs.prefill_us + costs.prefill_token_us * prompt_tokens) / 1e6
     decoding = cell.attention * cell.microbatches * cell.rows / (cell.steps * step_s)
     return min(decoding, cell.prefill / prefill_s)
-
-
-def _of_layers(costs: CostProfile, part: float) -> CostProfile:
-    """A prompt through that part of the model's layers."""
-    return replace(
-        costs,
-        prefill_us=costs.prefill_us * part,
-        prefill_token_us=costs.prefill_token_us * part,
-        prefill_context_ns=costs.prefill_context_ns * part,
-    )

@@ -9,7 +9,8 @@ import pytest
 from afore.core.config import RunConfig
 from afore.core.errors import ConfigError
 from afore.tools.evaluate.cell import Cell, run_cell
-from afore.tools.evaluate.mechanisms import FEWER, VARIANTS, cells, main, short_profile, table
+from afore.tools.evaluate.mechanisms import FEWER, VARIANTS, cells, main, table
+from afore.tools.evaluate.profiles import cut_to
 from afore.tools.evaluate.run_options import with_options
 from afore.workers.device.hardware import read_profile
 
@@ -34,28 +35,28 @@ def test_every_variant_is_a_cell_that_can_be() -> None:
             with_options(RunConfig(policy=cell.policy), [option for option in cell.options if option != FEWER])
 
 
-def test_a_short_model_has_as_short_a_head(tmp_path: Path) -> None:
+def test_a_short_model_has_as_short_a_head() -> None:
     whole = read_profile("a100-glm45air")
-    short = read_profile(short_profile("a100-glm45air", 9, tmp_path))
+    short = cut_to(whole, 9)
     assert short.shape.vocabulary.value == round(whole.shape.vocabulary.value / 5)
     assert (short.shape.layers.value, short.shape.dense_layers.value) == (9, 0)
     assert short.chip == whole.chip
-    assert short_profile("a100-glm45air", 45, tmp_path) == "a100-glm45air"
+    assert cut_to(whole, 45) is cut_to(whole, 0) is whole
     with pytest.raises(ConfigError, match="--layers"):
-        short_profile("a100-glm45air", 46, tmp_path)
+        cut_to(whole, 46)
 
 
 @pytest.mark.slow
-def test_a_single_microbatch_hides_its_copies_ahead_of_it(tmp_path: Path) -> None:
+def test_a_single_microbatch_hides_its_copies_ahead_of_it() -> None:
     """Its own demand comes too late for that: nothing computes before it."""
     template = Cell(
-        policy="static", profile=short_profile("a100-glm45air", 3, tmp_path), layers=3, microbatches=1, rows=80,
+        policy="static", layers=3, microbatches=1, rows=80,
         prefill=1, warm=3, steps=6,
     )  # fmt: skip
     found = {name: run_cell(cell) for name, cell in cells(template, ["afore-plus", "afore-ahead"]).items()}
     plus, ahead = found.values()
-    assert ahead["demand_crc"] == plus["demand_crc"]
-    assert ahead["counters"]["copies_ahead"] > 10
+    assert ahead["demand"] == plus["demand"]
+    assert ahead["counters"]["copies_ahead"] > 0
     assert ahead["imbalance"]["tile"]["after"] < plus["imbalance"]["tile"]["after"]
     exposed = [one["copies"]["exposed_us"]["mean"] * one["copies"]["targets"] for one in (plus, ahead)]
     assert exposed[1] < exposed[0]
