@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from afore.core.errors import ConfigError, TransportError
+from afore.core.regular_file import open_regular
 from afore.tools import hexdump
 from afore.tools.ending import end_with
 from afore.tools.inspect_regions import input_dump, input_json, input_lines, input_slots, region_json, region_lines
@@ -43,7 +44,7 @@ exit status: 0 shown, 2 there is nothing to show, or more than one cluster to ch
 def look(found: Found, read: Callable[[bytes], Any]) -> tuple[bytes, Any]:
     """(bytes, snapshot) of a region; looks again while a slot is just being written."""
     for _ in range(LOOKS):
-        with open(found.path, "rb") as file:
+        with open_regular(found.path) as file:
             file.seek(found.offset)
             region = file.read()
         snapshot = read(region)
@@ -154,7 +155,7 @@ def _inputs(options: argparse.Namespace, root: str) -> View:
             num_microbatches = look(found, mailbox_snapshot)[1].layout.num_microbatches
         except ConfigError:
             num_microbatches = 2  # the default of a topology
-    with open(one.path, "rb") as file:
+    with open_regular(one.path) as file:
         file.seek(HEADER_BYTES)
         region = file.read(one.header.nbytes)
     slots = input_slots(region, num_attention, num_microbatches)

@@ -28,6 +28,7 @@ import msgpack
 from afore.core.clock import Clock, WallClock
 from afore.core.control import WIRE_VERSION
 from afore.core.errors import ConfigError, HostError
+from afore.core.regular_file import open_regular
 from afore.core.version import VERSION
 
 WIRE_FILE_FORMAT: Final = 2
@@ -150,7 +151,7 @@ class WireFile:
     def _values(self) -> Iterator[Any]:
         self.torn = False
         try:
-            with open(self.path, "rb") as file:
+            with open_regular(self.path) as file:
                 while length := file.read(_LENGTH.size):
                     nbytes = _LENGTH.unpack(length)[0] if len(length) == _LENGTH.size else RECORD_LIMIT + 1
                     body = file.read(nbytes) if nbytes <= RECORD_LIMIT else b""

@@ -250,7 +250,7 @@ def test_bad_input_is_one_line_and_status_2(
     assert run(tmp_path, "ring", "--path", str(tmp_path / "missing")) == 2
     assert "No such file" in one_line(capsys)
     assert run(tmp_path, "ring", "--path", str(tmp_path)) == 2
-    assert "Is a directory" in one_line(capsys)
+    assert "is no regular file" in one_line(capsys)
     assert run(tmp_path, "mailbox", "--path", running.ring_path) == 2
     assert "holds no mailbox" in one_line(capsys)
     noise = tmp_path / "noise"
@@ -309,6 +309,34 @@ def test_a_region_of_a_dead_process_is_told(running: Running, tmp_path: Path) ->
     (after,) = [one for one in regions(str(tmp_path), "one") if one.header.label.endswith("ring")]
     assert not after.alive
     assert any("1 of dead processes" in line for line in region_lines([after]))
+
+
+def test_what_is_no_regular_file_is_never_waited_for(
+    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fifo = tmp_path / "afore-x-1-ring-1"
+    os.mkfifo(fifo, 0o666)
+    (tmp_path / "afore-x-1-ring-2").symlink_to("/dev/zero")
+    (tmp_path / "afore-x-1-ring-3").mkdir()
+    assert len(list(regions(str(tmp_path), "one"))) == 2
+    assert run(tmp_path, "regions") == 0
+    assert "afore-x" not in capsys.readouterr().out
+    assert run(tmp_path, "ring") == 0
+    assert running.ring_path in capsys.readouterr().out
+    for argv in (["--path", str(fifo)], ["--run", "x"]):
+        assert run(tmp_path, "ring", *argv) == 2
+        assert "is no regular file" in one_line(capsys)
+
+
+def test_a_label_cannot_lead_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    segment = Segment(str(tmp_path), "one", label="x\x1b]0;gone\x07\n", region=1, nbytes=8, address="/tmp/\x1b[2J-1-1")
+    try:
+        assert run(tmp_path, "regions", "--run", "one") == 0
+    finally:
+        segment.close()
+    out = capsys.readouterr().out
+    assert "x ]0;gone" in out
+    assert all(line.isprintable() for line in out.splitlines())
 
 
 EXCHANGE = ExchangeLayout(num_microbatches=2, num_ffn=2, max_tokens=4, hidden=8, top_k=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -169,6 +170,13 @@ def test_a_torn_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
         file = WireFile(path)
         assert len(list(file.records())) == sum(border <= cut for border in borders) - 1
         assert file.torn == (cut not in borders)
+
+
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "x.wire")
+    assert main(["show", str(tmp_path / "x.wire")]) == 2
+    assert main(["replay", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("cannot be read: is no regular file") == 2
 
 
 @pytest.mark.parametrize(
