@@ -30,7 +30,10 @@ _COUNTED = {
     **dict.fromkeys((0xC4, 0xD9), (1, 0)),
     **dict.fromkeys((0xC5, 0xDA), (2, 0)),
     **dict.fromkeys((0xC6, 0xDB), (4, 0)),
-    **{0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)},
+    0xDC: (2, 1),
+    0xDD: (4, 1),
+    0xDE: (2, 2),
+    0xDF: (4, 2),
 }
 """By a value's first byte: the bytes of the count that follows, and the values that each one counted stands for; 0: bytes."""
 

@@ -111,10 +111,12 @@ async def test_a_full_table_of_descriptors_is_survived(
         assert "ulimit -n" in caplog.text
         assert not guests.sockets
         # Looked at again and again, said ever more rarely.
-        while listener.pauses < 40:
+        for _ in range(10_000):
+            if listener.pauses >= 40:
+                break
             await asyncio.sleep(0)
         said = [record.message for record in caplog.records if "cannot accept" in record.message]
-        assert [f"{count} times" in line for count, line in zip((1, 2, 4, 8, 16, 32), said, strict=True)] == [True] * 6
+        assert [line.partition(", ")[2].split()[0] for line in said] == ["1", "2", "4", "8", "16", "32"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     await asyncio.wait_for(guests.came.wait(), 20)
