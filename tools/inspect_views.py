@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from afore.core.plan import PlanEntry
-from afore.transport.snapshot import MailboxSnapshot, RingSnapshot, SlotSnapshot
+from afore.transport.snapshot import MailboxSnapshot, ReaderSnapshot, RingSnapshot, SlotSnapshot
 
 # Ring
 
@@ -31,12 +31,18 @@ def ring_lines(snapshot: RingSnapshot, now_ns: int) -> Iterator[str]:
     yield ""
     yield f"{'reader':<10}{'cursor':>10}{'behind':>8}  last sign of life"
     for reader in snapshot.readers:
-        seen = "never" if reader.seen_ns == 0 else f"{ago(now_ns, reader.seen_ns)} ago"
-        yield f"{f'ffn-{reader.rank}':<10}{reader.cursor:>10}{reader.behind:>8}  {seen}"
+        yield f"{f'ffn-{reader.rank}':<10}{reader.cursor:>10}{reader.behind:>8}  {_sign_of_life(reader, now_ns)}"
     yield ""
     yield f"{'slot':>4}{'sequence':>10}  {'kind':<7}{'target':<16}{'shares':>6}{'copies':>7}  {'age':>9}  verdicts"
     for slot in snapshot.slots:
         yield _slot_line(slot, now_ns)
+
+
+def _sign_of_life(reader: ReaderSnapshot, now_ns: int) -> str:
+    if reader.seen_ns:
+        return f"{ago(now_ns, reader.seen_ns)} ago"
+    # A reader of another node writes its cursor here, and its lease into the copy of its own node.
+    return "never" if reader.cursor == 0 else "on its own node; it reads"
 
 
 def _slot_line(slot: SlotSnapshot, now_ns: int) -> str:

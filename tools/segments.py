@@ -133,9 +133,10 @@ def find(what: str, *, path: str | None, run: str | None, root: str, of: str | N
     where = f"of run {run} " if run is not None else ""
     where += f"of {of} " if of is not None else ""
     if not candidates:
-        raise ConfigError(
-            what, f"no {what} {where}in {root}{unreadable}", "start a cluster with the shm fabric, or give --path"
-        )
+        hint = "start a cluster with the shm fabric, or give --path"
+        if of is not None:
+            hint = "only the lead of a node without the scheduler keeps a copy; leave out --of for the scheduler's"
+        raise ConfigError(what, f"no {what} {where}in {root}{unreadable}", hint)
     if len(candidates) > 1:
         listed = ", ".join(f"{os.path.basename(found.path)} (run {name})" for name, found in candidates)
         raise ConfigError(

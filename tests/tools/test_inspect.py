@@ -381,6 +381,41 @@ def test_copies_of_a_node_are_found_and_shown(
             segment.close()
 
 
+def test_inputs_are_shown_where_their_node_has_the_ring_itself(
+    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = MirrorLayout(2, EXCHANGE)
+    inputs = Segment(str(tmp_path), "one", label="ffn-0-inputs", region=6, nbytes=layout.nbytes, address="a")
+    try:
+        assert run(tmp_path, "inputs", "--of", "ffn-0") == 0
+    finally:
+        inputs.close()
+    assert capsys.readouterr().out.count("empty") == 4
+    assert run(tmp_path, "ring", "--of", "ffn-0") == 2
+    assert "leave out --of for the scheduler's" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("regions", "--of", "ffn-0"), ("regions", "--hexdump"), ("mailbox", "--of", "x"), ("ring", "--attention", "2")],
+)
+def test_options_without_a_use_are_refused(
+    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(tmp_path, *argv)
+    assert f"{argv[1]}: {argv[0]} has no use for it" in one_line(capsys)
+
+
+def test_a_reader_of_another_node_is_not_called_dead(
+    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running.segments[0].view[RING.reader_offset(1) :][:8] = (2).to_bytes(8, "little")  # as it writes from there
+    assert run(tmp_path, "ring") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["ffn-1", "2", "0", "on", "its", "own", "node;", "it", "reads"] in rows
+
+
 def test_watching_looks_again(running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "ring", "--watch", "0", "--frames", "3", "--json") == 0
     frames = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
