@@ -21,7 +21,7 @@ def ring_lines(snapshot: RingSnapshot, now_ns: int) -> Iterator[str]:
     if newest is not None:
         entry = newest.entry
         what = "torn" if entry is None else f"{entry.kind.name} of {entry.target}"
-        latest += f" ({what}, {ago(now_ns, newest.published_ns)} ago)"
+        latest += f" ({what}, {ago(now_ns, newest.published_ns)} ago)" if newest.published_ns else f" ({what})"
     yield f"plan ring: epoch {header.epoch}, writer pid {header.writer_pid} ({alive}), {latest}"
     layout = header.layout
     yield (
@@ -50,7 +50,8 @@ def _slot_line(slot: SlotSnapshot, now_ns: int) -> str:
         return f"{slot.slot:>4}{'-':>10}"
     verdicts = " ".join(verdict.name for verdict in slot.verdicts)
     head = f"{slot.slot:>4}{slot.sequence:>10}  "
-    age = f"  {ago(now_ns, slot.published_ns):>9}"
+    # An entry of a node's copy comes without the time of its publication.
+    age = f"  {ago(now_ns, slot.published_ns) if slot.published_ns else '-':>9}"
     entry = slot.entry
     if slot.problem or entry is None:
         return f"{head}{'torn' if entry is None else str(entry.target):<36}{age}  {verdicts}  ({slot.problem})"

@@ -410,9 +410,14 @@ def test_options_without_a_use_are_refused(
 def test_a_reader_of_another_node_is_not_called_dead(
     running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    running.segments[0].view[RING.reader_offset(1) :][:8] = (2).to_bytes(8, "little")  # as it writes from there
+    ring = running.segments[0].view
+    ring[RING.reader_offset(1) :][:8] = (2).to_bytes(8, "little")  # as it writes from there
+    ring[RING.slot_offset(1) :][8:16] = bytes(8)  # as in a copy
     assert run(tmp_path, "ring") == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    out = capsys.readouterr().out
+    assert "last sequence 1 (ABORT of l2/m1/s1)" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["1", "1", "ABORT", "l2/m1/s1", "0", "0", "-", "NONE", "NONE", "cancels", "0"] in rows
     assert ["ffn-1", "2", "0", "on", "its", "own", "node;", "it", "reads"] in rows
 
 
