@@ -10,7 +10,7 @@ WORKERS ?= 2
 # One OpenMP thread everywhere: a second one makes forked children hang in their first parallel region.
 export OMP_NUM_THREADS = 1
 
-.PHONY: run serve test softroce softroce-hosts softbench lint types arrows wheel check doctor clean help
+.PHONY: run serve test softroce softroce-hosts softroce-kills softbench lint types arrows wheel check doctor clean help
 
 run: $(READY)  ## install, then answer the 32 bundled prompts and print the table
 	$(BIN)/python -m afore.launch --demo
@@ -29,6 +29,10 @@ softroce: $(READY)  ## RDMA on an emulated device: the fabrics' suite, then the 
 softroce-hosts: $(READY)  ## the model's tokens over RDMA between two emulated machines
 	@$(PIP) --editable ".[rdma]"
 	tests/softroce/run $(abspath $(BIN))/python hosts
+
+softroce-kills: $(READY)  ## peers killed at every step over RDMA on the emulated device, and what they leave
+	@$(PIP) --editable ".[rdma]"
+	tests/softroce/run $(abspath $(BIN))/python kills
 
 softbench: $(READY)  ## the verbs fabric against its bindings' bare calls, on the same emulated device
 	@$(PIP) --editable ".[rdma]"
