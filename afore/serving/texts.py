@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 QUICK_CHARACTERS = 8192
 """So many are tokenized in milliseconds, which the event loop can spare; more go into a thread."""
@@ -20,11 +21,11 @@ class Reader:
     """Tokenizes the texts of one event loop; of the long ones one at a time, so that they cannot take every core."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+        # One thread, and not a lock: a text that nobody wants any more holds it until it is through.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
     async def read(self, encode: Callable[[str], list[int]], text: str) -> list[int]:
         """``encode(text)``, in a thread where that takes long. Raises what it raises."""
         if len(text) <= QUICK_CHARACTERS:
             return encode(text)
-        async with self._turn:
-            return await asyncio.to_thread(encode, text)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, encode, text)

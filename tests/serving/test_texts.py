@@ -13,7 +13,8 @@ from afore.core import control
 from afore.core.clock import LoopClock
 from afore.core.config import BatchOptions, RunConfig
 from afore.core.topology import Topology
-from afore.serving.engine import Engine, Limits
+from afore.serving.admission import Limits
+from afore.serving.engine import Engine
 from afore.serving.hub import Hub
 from afore.serving.spelling import Speller
 from afore.serving.texts import QUICK_CHARACTERS, most_characters
