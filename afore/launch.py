@@ -46,9 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch's store tells each retry with a stack
     from afore.core.environment import take_secret
     from afore.core.errors import AforeError, CheckpointError, ConfigError, HostError, RequestError, RoleLost
-    from afore.tools.printable import printable
 
     def say(error: AforeError) -> None:
+        from afore.tools.printable import printable
+
         # What it names may come out of a file or from another machine.
         print(f"afore: {printable(str(error), MOST_SHOWN)}", file=sys.stderr)
 

@@ -18,7 +18,7 @@ SIZE_LIMIT = 1 << 20
 DEPTH_LIMIT = 16
 LONGEST_NUMBER = 40
 MOST_ENTRIES = 4096
-"""Of one list or mapping: more than there can be workers, and few enough to be read at once."""
+"""Of one list, twice the keys of one mapping: more than there can be workers, and few enough to be read at once."""
 PATIENCE_S = 10.0
 """For what is no regular file: a pipe without a writer, a terminal."""
 MERGE = "<<"
@@ -141,7 +141,7 @@ def _first_key_twice(text: str) -> tuple[str, int] | None:
         if top is not None:
             top.take(event)
             if top.count > MOST_ENTRIES:
-                raise _Unneeded(f"has more than {MOST_ENTRIES:,} entries in one list, by line {_line(event)}")
+                raise _Unneeded(f"has more than {MOST_ENTRIES:,} entries, by line {_line(event)}")
             if top.path is not None:
                 # A mapping after one of its keys, dotted, would put that aside without a word.
                 if top.path in seen or any(key.startswith(top.path + ".") for key in seen):
