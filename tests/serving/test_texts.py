@@ -116,7 +116,7 @@ async def test_a_long_text_is_read_beside_the_loop_and_others_go_on() -> None:
     world.submit("short", "xxx")
     assert world.engine.live_requests == 1
     world.text.released.set()
-    await world.until(live=2, waiting=world.engine.num_waiting)
+    await eventually(lambda: world.engine.live_requests == 2)
     assert world.heard == []
 
 
@@ -141,7 +141,7 @@ async def test_texts_being_read_count_as_waiting() -> None:
     world.submit("b", LONG)
     assert world.failure().kind == "QueueFull"
     world.text.released.set()
-    await world.until(live=1, waiting=world.engine.num_waiting)
+    await eventually(lambda: world.engine.live_requests == 1)
 
 
 async def test_a_tokenizer_that_fails_fails_the_request_alone(caplog: pytest.LogCaptureFixture) -> None:
