@@ -7,6 +7,8 @@ READY  := $(VENV)/.ready
 PIP     = if test -t 1; then quiet=; else quiet=--quiet; fi; $(BIN)/pip install $$quiet --disable-pip-version-check --constraint constraints.txt
 # Test files side by side: much of the suite waits for processes that it has started. 1 runs them one after another.
 WORKERS ?= 2
+# What this machine must have (namespaces, rdma): tests that need it fail where they would be skipped.
+REQUIRE ?=
 # One OpenMP thread everywhere: a second one makes forked children hang in their first parallel region.
 export OMP_NUM_THREADS = 1
 
@@ -20,7 +22,7 @@ serve: $(READY)  ## install, then start the default topology and stay up
 
 test: $(READY)  ## install, then run the test suite
 	$(BIN)/python -m tests.kernels
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(addprefix --require=,$(REQUIRE))
 
 softroce: $(READY)  ## RDMA on an emulated device: the fabrics' suite, then the model's tokens (Debian 12, root)
 	@$(PIP) --editable ".[rdma]"
