@@ -254,7 +254,7 @@ def test_leftovers_are_told_from_what_is_in_use(tmp_path: Path) -> None:
     assert "sweeps" in found.mend
 
 
-@pytest.mark.parametrize("name", [f"afore-x-{os.getpid()}-ring-1", "afore-x"])
+@pytest.mark.parametrize("name", [f"afore-x-{os.getpid()}-ring-1", "afore-x"], ids=["segment", "directory"])
 def test_what_no_cluster_makes_is_no_running_cluster(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)  # to open it would be to wait
     check = check_stale(tmp_path)
