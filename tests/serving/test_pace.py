@@ -44,7 +44,7 @@ def test_it_keeps_to_its_limits_and_ends_where_one_fewer_is_no_faster(
 ) -> None:
     least = data.draw(st.integers(1, most))
     paced, round_us = Pace(most=most, least=least), saturated(fixed_us, latency_us)
-    ran = run(paced, round_us, 6 * (pace.SETTLE_STEPS + pace.MEASURE_STEPS))
+    ran = run(paced, round_us, 6 * (pace.SETTLE_STEPS + pace.MEASURE_STEPS) + 1)  # the last trial has ended too
     assert all(least <= running <= most for running in ran)
     assert ran[: pace.SETTLE_STEPS + pace.MEASURE_STEPS][-1] == most, "the most is measured first"
     kept = ran[-1]
