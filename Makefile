@@ -7,10 +7,12 @@ READY  := $(VENV)/.ready
 PIP     = if test -t 1; then quiet=; else quiet=--quiet; fi; $(BIN)/pip install $$quiet --disable-pip-version-check --constraint constraints.txt
 # Test files side by side: much of the suite waits for processes that it has started. 1 runs them one after another.
 WORKERS ?= 2
+# What this machine must have (namespaces, rdma): tests that need it fail where they would be skipped.
+REQUIRE ?=
 # One OpenMP thread everywhere: a second one makes forked children hang in their first parallel region.
 export OMP_NUM_THREADS = 1
 
-.PHONY: run serve test softroce softroce-hosts softbench lint types arrows wheel check doctor clean help
+.PHONY: run serve test softroce softroce-hosts softroce-kills softbench lint types arrows wheel check doctor clean help
 
 run: $(READY)  ## install, then answer the 32 bundled prompts and print the table
 	$(BIN)/python -m afore.launch --demo
@@ -20,7 +22,7 @@ serve: $(READY)  ## install, then start the default topology and stay up
 
 test: $(READY)  ## install, then run the test suite
 	$(BIN)/python -m tests.kernels
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(addprefix --require=,$(REQUIRE))
 
 softroce: $(READY)  ## RDMA on an emulated device: the fabrics' suite, then the model's tokens (Debian 12, root)
 	@$(PIP) --editable ".[rdma]"
@@ -29,6 +31,10 @@ softroce: $(READY)  ## RDMA on an emulated device: the fabrics' suite, then the 
 softroce-hosts: $(READY)  ## the model's tokens over RDMA between two emulated machines
 	@$(PIP) --editable ".[rdma]"
 	tests/softroce/run $(abspath $(BIN))/python hosts
+
+softroce-kills: $(READY)  ## peers killed at every step over RDMA on the emulated device, and what they leave
+	@$(PIP) --editable ".[rdma]"
+	tests/softroce/run $(abspath $(BIN))/python kills
 
 softbench: $(READY)  ## the verbs fabric against its bindings' bare calls, on the same emulated device
 	@$(PIP) --editable ".[rdma]"

@@ -13,14 +13,12 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import signal
 import sys
-import threading
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from afore.core.config import RunConfig
@@ -34,6 +32,8 @@ NOT_INSTALLED = (
     "{python} has no module {missing}; in a checkout run `make run` once and `. .venv/bin/activate` in each shell; elsewhere"
     " `pip install afore`"
 )
+MOST_SHOWN = 4000
+"""Characters of an error."""
 LOADING = "loading torch …"
 
 
@@ -44,15 +44,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     fill_standard_descriptors()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch's store tells each retry with a stack
+    from afore.core.environment import take_secret
     from afore.core.errors import AforeError, CheckpointError, ConfigError, HostError, RequestError, RoleLost
 
+    def say(error: AforeError) -> None:
+        from afore.tools.printable import printable
+
+        # What it names may come out of a file or from another machine.
+        print(f"afore: {printable(str(error), MOST_SHOWN)}", file=sys.stderr)
+
     try:
-        return _run(argv)
+        return _run(argv, take_secret())
     except (ConfigError, CheckpointError, HostError, RequestError) as error:
-        print(f"afore: {error}", file=sys.stderr)
+        say(error)
         return EXIT_USAGE
     except AforeError as error:
-        print(f"afore: {error}", file=sys.stderr)
+        say(error)
         usage = (ConfigError.__name__, CheckpointError.__name__, HostError.__name__)
         # A role can meet what the checks beforehand could not see (memory that somebody else took in between).
         return EXIT_USAGE if isinstance(error, RoleLost) and error.reason.startswith(usage) else EXIT_FAILED
@@ -68,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str] | None, secret: str | None) -> int:
     from afore.core.clock import WallClock
     from afore.serving.options import given_keys, parse, prepared
 
@@ -81,7 +88,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if options.role is None or {ATTENTION, FFN, PREFILL} & set(options.roles):
         require_gpus(config)  # before anything is compiled, which takes minutes on a fresh machine
     if options.role is not None:
-        return _run_roles(options, config, given_keys(arguments))
+        return _run_roles(options, config, given_keys(arguments), secret)
     prompts: tuple[Prompt, ...] = ()
     if options.prompts is not None:
         from afore.serving.demo import read_prompts
@@ -91,7 +98,7 @@ def _run(argv: Sequence[str] | None) -> int:
     return asyncio.run(_until_signalled(_supervise(options, config, prompts, started_ns)))
 
 
-def _run_roles(options: LaunchOptions, config: RunConfig, given: frozenset[str]) -> int:
+def _run_roles(options: LaunchOptions, config: RunConfig, given: frozenset[str], secret: str | None) -> int:
     """One process of a cluster that is started by hand."""
     from afore.serving.ready import StatusLine
 
@@ -105,6 +112,7 @@ def _run_roles(options: LaunchOptions, config: RunConfig, given: frozenset[str])
             cluster=options.cluster,
             config=dataclasses.replace(config, serve=dataclasses.replace(config.serve, http=True)),
             given=given,
+            secret=secret,
             log_level=options.log,
             line=line,
         )
@@ -215,17 +223,9 @@ async def _serve(
     return EXIT_FAILED if failed else 0
 
 
-def _end(status: int) -> NoReturn:
-    """Ends the process. A thread that was left behind in torch's store would abort it while the interpreter winds down."""
-    if not any(thread.daemon for thread in threading.enumerate()):
-        sys.exit(status)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(status)
-
-
 if __name__ == "__main__":
     status = main()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: a late Ctrl-C changes no status
-    _end(status)
+    from afore.core.ending import end_process
+
+    end_process(status)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from afore.tools import (
 )
 from afore.tools.doctor_check import Check, Status
 from afore.tools.ending import end_with
+from afore.tools.printable import printable
 
 CHECKS: Final[tuple[Callable[[], Check | list[Check]], ...]] = (
     doctor_machine.check_platform,
@@ -52,6 +54,8 @@ CHECKS: Final[tuple[Callable[[], Check | list[Check]], ...]] = (
 )
 DOCTOR_PORT: Final = 29514
 """Where ``--serve`` listens and ``--peer`` looks unless they are told otherwise."""
+MOST_SHOWN: Final = 4000
+"""Characters of a finding or an error."""
 _COLOURS: Final[dict[Status, str]] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 EPILOG = """\
@@ -85,7 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--listen", metavar="HOST:PORT", help=f"where to serve (default: 127.0.0.1:{DOCTOR_PORT}); 0: any free port"
     )
-    parser.add_argument("--secret-file", metavar="FILE", help="what both sides know; needed beyond this machine")
+    parser.add_argument(
+        "--secret-file", metavar="FILE", help="what both sides know (or AFORE_SECRET); needed beyond this machine"
+    )
     options = parser.parse_args(argv)
     try:
         if options.serve and options.peer is not None:
@@ -97,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         checks = examine(CHECKS) if options.peer is None else _examine_peer(options.peer, options.secret_file)
     except (ConfigError, HostError) as error:
-        print(f"doctor: {error}", file=sys.stderr)
+        print(f"doctor: {printable(str(error), MOST_SHOWN)}", file=sys.stderr)
         return 2
     healthy = all(check.status != "fail" for check in checks)
     if options.json:
@@ -109,22 +115,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _examine_peer(peer: str, secret_file: str | None) -> list[Check]:
     # Only here: the checks of this machine must run where torch or uvloop are broken, to say so.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch's store tells each retry with a stack
     import uvloop
 
+    from afore.core.environment import take_secret
     from afore.serving.identity import read_secret
     from afore.tools.doctor_peer import examine_peer, parse_peer
 
-    checks: list[Check] = uvloop.run(examine_peer(*parse_peer(peer, DOCTOR_PORT), read_secret(secret_file)))
+    secret = read_secret(secret_file, take_secret())
+    checks: list[Check] = uvloop.run(examine_peer(*parse_peer(peer, DOCTOR_PORT), secret))
     return checks
 
 
 def _serve(listen: str, secret_file: str | None) -> None:
     import uvloop  # as above
 
+    from afore.core.environment import take_secret
     from afore.serving.identity import read_secret
     from afore.tools.doctor_serve import serve
 
-    uvloop.run(serve(listen, read_secret(secret_file), lambda line: print(line, flush=True)))
+    uvloop.run(serve(listen, read_secret(secret_file, take_secret()), lambda line: print(line, flush=True)))
 
 
 def examine(checks: Sequence[Callable[[], Check | list[Check]]]) -> list[Check]:
@@ -142,19 +152,24 @@ def examine(checks: Sequence[Callable[[], Check | list[Check]]]) -> list[Check]:
     return found
 
 
+def _shown(text: str) -> str:
+    """It may hold what another machine said."""
+    return escape(printable(text, MOST_SHOWN))
+
+
 def show(checks: Sequence[Check]) -> None:
     """A table, then the mends, one line each."""
     console = Console()
     table = Table("check", "status", "found")
     for check in checks:
         colour = _COLOURS[check.status]
-        table.add_row(escape(check.name), f"[{colour}]{check.status}[/{colour}]", escape(check.found))
+        table.add_row(_shown(check.name), f"[{colour}]{check.status}[/{colour}]", _shown(check.found))
     console.print(table)
     for check in checks:
         if check.status != "ok":
             colour = _COLOURS[check.status]
             console.print(
-                f"[{colour}]{check.status}[/{colour}] {escape(check.name)}: {escape(check.mend)}", soft_wrap=True
+                f"[{colour}]{check.status}[/{colour}] {_shown(check.name)}: {_shown(check.mend)}", soft_wrap=True
             )
     counts = Counter(check.status for check in checks)
     console.print(f"{counts['ok']} ok, {counts['warn']} warn, {counts['fail']} fail")

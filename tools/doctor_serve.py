@@ -22,18 +22,26 @@ from afore.tools.doctor_meeting import (
     stands,
     tcp_endpoint,
 )
+from afore.tools.printable import printable
 from afore.transport.api import Channel
 from afore.transport.tcp_config import LOOPBACK_SECRET
+
+MEETING_US = 120e6
+"""A client that has not gone by then has forgotten to."""
 
 
 class DoctorServer:
     """A doctor that others' ``--peer`` finds. ``close`` it; used in the event loop that runs when it is made."""
 
-    def __init__(self, listen: str, secret: bytes | None, say: Say) -> None:
-        """Raises ``ConfigError`` (beyond loopback without a secret), ``HostError`` (the address is taken)."""
+    def __init__(self, listen: str, secret: bytes | None, say: Say, *, patience_us: float = STEP_US) -> None:
+        """``patience_us``: how long a client may take to say who it is.
+
+        Raises ``ConfigError`` (beyond loopback without a secret), ``HostError`` (the address is taken).
+        """
         self._host = split_address(listen, field="--listen", example="127.0.0.1:29514", any_port=True)[0]
         self._secret = secret
         self._say = say
+        self._patience_us = patience_us
         self._fabric = tcp_endpoint(listen, secret)
 
     @property
@@ -46,23 +54,33 @@ class DoctorServer:
         await self._fabric.listen(self._fabric.address, self._client)
 
     async def _client(self, channel: Channel) -> None:
+        try:
+            await self._meet(channel)
+        finally:
+            # Also of one whose first words were wrong, or did not come: it would wait, and its socket stay.
+            await channel.close()
+
+    async def _meet(self, channel: Channel) -> None:
         who = channel.peer
         try:
-            meet = cast(Meet, parse(await channel.receive(timeout_us=STEP_US), Meet, who))
+            meet = cast(Meet, parse(await channel.receive(timeout_us=self._patience_us), Meet, who))
         except PeerLost:
             return  # a hello alone
         except AforeError as error:
-            self._say(f"{who}: {problem_and_mend(error)[0]}")
+            self._tell(who, problem_and_mend(error)[0])
             return
-        self._say(f"{meet.machine} at {who}: met")
+        who = f"{meet.machine} at {who}"
+        self._tell(who, "met")
         try:
             await self._serve(channel, meet)
         except PeerLost:
-            self._say(f"{meet.machine} at {who}: done")
+            self._tell(who, "done")
         except AforeError as error:
-            self._say(f"{meet.machine} at {who}: {problem_and_mend(error)[0]}")
-        finally:
-            await channel.close()
+            self._tell(who, problem_and_mend(error)[0])
+
+    def _tell(self, who: str, what: str) -> None:
+        # A stranger's name and words.
+        self._say(printable(f"{who}: {what}"))
 
     async def _serve(self, channel: Channel, meet: Meet) -> None:
         async with stands(self._fabric, self._host, self._secret or LOOPBACK_SECRET) as mine:
@@ -79,7 +97,7 @@ class DoctorServer:
                     tuple(backs.get(place.fabric, "") for place in meet.places),
                 )
                 await channel.send(CODEC.to_wire(met), timeout_us=STEP_US)
-                await channel.receive(timeout_us=None)  # nothing more is due: its end
+                await channel.receive(timeout_us=MEETING_US)  # nothing more is due: its end
             finally:
                 for task in echoes:
                     task.cancel()

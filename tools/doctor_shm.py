@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from afore.tools.doctor_check import MIB, Check
+from afore.tools.printable import printable
 
 SHM_LEAST: Final = 32 * MIB
 """The bundled model's regions need a few MiB; less than this is a broken mount."""
@@ -49,23 +51,37 @@ _SEGMENT = re.compile(r"afore-(?P<run>[A-Za-z0-9_.]+)-(?P<pid>[0-9]+)-.+")
 def check_stale(root: Path = Path("/dev/shm")) -> Check:
     """What dead runs left: segments whose process is gone, run directories that nobody holds."""
     stale: list[str] = []
+    strange: list[str] = []
     live: set[str] = set()
     nbytes = 0
     for path in sorted(root.glob("afore-*")):
         with suppress(OSError):
             status = path.lstat()
-            if _is_live(path):
+            if not _can_be_ours(path, status.st_mode):
+                strange.append(path.name)
+            elif _is_live(path):
                 match = _SEGMENT.fullmatch(path.name)
                 live.add(match["run"] if match else path.name.removeprefix("afore-"))
             else:
                 stale.append(path.name)
                 nbytes += status.st_blocks * 512
     if stale:
-        shown = ", ".join(stale[:3]) + (" …" if len(stale) > 3 else "")
-        found = f"{len(stale)} left by dead runs, {nbytes / MIB:.1f} MiB: {shown}"
+        found = f"{len(stale)} left by dead runs, {nbytes / MIB:.1f} MiB: {_some(stale)}"
         return Check("leftovers", "warn", found, "the next start of afore.launch sweeps them; or remove them by hand")
+    if strange:
+        found = f"{_some(strange)}: named like a cluster's, and nothing that one makes"
+        return Check("leftovers", "warn", found, "see whose they are (ls -l), and remove them by hand")
     running = f"none ({len(live)} cluster{'s' * (len(live) > 1)} running)"
     return Check("leftovers", "ok", running if live else "none")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(printable(name) for name in names[:3]) + (" …" if len(names) > 3 else "")
+
+
+def _can_be_ours(path: Path, mode: int) -> bool:
+    """Segments are regular files, run directories are directories; anything else is not opened."""
+    return stat.S_ISREG(mode) if _SEGMENT.fullmatch(path.name) else stat.S_ISDIR(mode)
 
 
 def _is_live(path: Path) -> bool:
@@ -73,7 +89,7 @@ def _is_live(path: Path) -> bool:
     if match:
         return Path("/proc", match["pid"]).exists()
     # Every user of a run directory holds a shared lock on it; the kernel drops the lock with its process.
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from afore.core.descriptors import fill_standard_descriptors
+from afore.core.ending import end_process
 from afore.core.errors import HostError
 
 PIPE_STATUS = 141
@@ -42,7 +43,7 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         lose_output()
         print(f"cannot be written: {error.strerror}", file=sys.stderr)
         status = 1
-    sys.exit(status)
+    end_process(status)
 
 
 def flush_output() -> None:

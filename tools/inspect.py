@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from afore.core.errors import ConfigError, TransportError
+from afore.core.regular_file import open_regular
 from afore.tools import hexdump
 from afore.tools.ending import end_with
 from afore.tools.inspect_regions import input_dump, input_json, input_lines, input_slots, region_json, region_lines
@@ -25,6 +26,13 @@ LOOKS = 5
 """Copies taken until one has no slot that was just being written."""
 CLEAR = "\x1b[H\x1b[2J"
 """What a terminal takes for an empty screen."""
+_TAKES = {
+    "inputs": ("path", "of", "hexdump", "attention", "microbatches"),
+    "mailbox": ("path", "hexdump"),
+    "regions": (),
+    "ring": ("path", "of", "hexdump"),
+}
+"""What may be said of each."""
 View = tuple[str, dict[str, object], Iterable[str], Iterable[str]]
 """(path, for programs, as text, as hexdump)."""
 
@@ -43,7 +51,7 @@ exit status: 0 shown, 2 there is nothing to show, or more than one cluster to ch
 def look(found: Found, read: Callable[[bytes], Any]) -> tuple[bytes, Any]:
     """(bytes, snapshot) of a region; looks again while a slot is just being written."""
     for _ in range(LOOKS):
-        with open(found.path, "rb") as file:
+        with open_regular(found.path) as file:
             file.seek(found.offset)
             region = file.read()
         snapshot = read(region)
@@ -93,6 +101,7 @@ def main(argv: Sequence[str] | None = None, *, root: str = ROOT, now_ns: int | N
     options = parser.parse_args(argv)
     if options.watch is not None and not 0 <= options.watch <= 3600:
         parser.error(f"argument --watch: {options.watch:g} is not from 0 to 3600 seconds")
+    _require_meant(parser, options)
     frame = 0
     while True:
         try:
@@ -115,6 +124,13 @@ def main(argv: Sequence[str] | None = None, *, root: str = ROOT, now_ns: int | N
         if options.watch is None or frame == options.frames:
             return 0
         time.sleep(options.watch)
+
+
+def _require_meant(parser: _Parser, options: argparse.Namespace) -> None:
+    for name in ("path", "of", "hexdump", "attention", "microbatches"):
+        if getattr(options, name) not in (None, False) and name not in _TAKES[options.what]:
+            takers = ", ".join(what for what, names in _TAKES.items() if name in names)
+            parser.error(f"argument --{name}: {options.what} has no use for it; for {takers}")
 
 
 def _view(options: argparse.Namespace, root: str, now_ns: int) -> View:
@@ -146,7 +162,7 @@ def _inputs(options: argparse.Namespace, root: str) -> View:
     (one,) = listed
     num_attention, num_microbatches = options.attention, options.microbatches
     if num_attention is None:
-        found = find("ring", path=None, run=one.run or None, root=root, of=options.of)
+        found = _ring_beside(one, options.of, root)
         num_attention = look(found, ring_snapshot)[1].header.layout.num_attention
     if num_microbatches is None:
         try:
@@ -154,11 +170,22 @@ def _inputs(options: argparse.Namespace, root: str) -> View:
             num_microbatches = look(found, mailbox_snapshot)[1].layout.num_microbatches
         except ConfigError:
             num_microbatches = 2  # the default of a topology
-    with open(one.path, "rb") as file:
+    with open_regular(one.path) as file:
         file.seek(HEADER_BYTES)
         region = file.read(one.header.nbytes)
     slots = input_slots(region, num_attention, num_microbatches)
     return one.path, input_json(slots), input_lines(slots), input_dump(region, slots)
+
+
+def _ring_beside(inputs: Listed, of: str | None, root: str) -> Found:
+    """The ring that says the shape of ``inputs``: the member's copy, or on the scheduler's node, where nobody has one, its own."""
+    run = inputs.run or None
+    try:
+        return find("ring", path=None, run=run, root=root, of=of)
+    except ConfigError:
+        if of is None:
+            raise
+        return find("ring", path=None, run=run, root=root)
 
 
 def _is_inputs(listed: Listed, of: str | None, path: str | None) -> bool:

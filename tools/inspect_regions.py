@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from afore.core.errors import ConfigError
 from afore.core.target import Target
 from afore.tools.hexdump import fields
+from afore.tools.printable import printable
 from afore.tools.segments import MIRROR, Listed
 from afore.transport.records import CACHE_LINE, INPUT_HEADER, MIRROR_HEADER
 
@@ -39,8 +40,8 @@ def region_lines(listed: Sequence[Listed]) -> Iterator[str]:
     for one in listed:
         header = one.header
         yield (
-            f"{one.run or '-':<14}{one.fabric:<9}{one.member:<14}{header.pid:>8}  {_state(one):<8}{header.region:>6}"
-            f"{header.nbytes:>14,}  {header.label:<22}{writers(one)}"
+            f"{one.run or '-':<14}{one.fabric:<9}{printable(one.member):<14}{header.pid:>8}  {_state(one):<8}"
+            f"{header.region:>6}{header.nbytes:>14,}  {printable(header.label):<22}{writers(one)}"
         )
     dead = sum(not one.alive for one in listed)
     total = sum(one.header.nbytes for one in listed)

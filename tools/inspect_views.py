@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from afore.core.plan import PlanEntry
-from afore.transport.snapshot import MailboxSnapshot, RingSnapshot, SlotSnapshot
+from afore.transport.snapshot import MailboxSnapshot, ReaderSnapshot, RingSnapshot, SlotSnapshot
 
 # Ring
 
@@ -21,7 +21,7 @@ def ring_lines(snapshot: RingSnapshot, now_ns: int) -> Iterator[str]:
     if newest is not None:
         entry = newest.entry
         what = "torn" if entry is None else f"{entry.kind.name} of {entry.target}"
-        latest += f" ({what}, {ago(now_ns, newest.published_ns)} ago)"
+        latest += f" ({what}, {ago(now_ns, newest.published_ns)} ago)" if newest.published_ns else f" ({what})"
     yield f"plan ring: epoch {header.epoch}, writer pid {header.writer_pid} ({alive}), {latest}"
     layout = header.layout
     yield (
@@ -31,12 +31,18 @@ def ring_lines(snapshot: RingSnapshot, now_ns: int) -> Iterator[str]:
     yield ""
     yield f"{'reader':<10}{'cursor':>10}{'behind':>8}  last sign of life"
     for reader in snapshot.readers:
-        seen = "never" if reader.seen_ns == 0 else f"{ago(now_ns, reader.seen_ns)} ago"
-        yield f"{f'ffn-{reader.rank}':<10}{reader.cursor:>10}{reader.behind:>8}  {seen}"
+        yield f"{f'ffn-{reader.rank}':<10}{reader.cursor:>10}{reader.behind:>8}  {_sign_of_life(reader, now_ns)}"
     yield ""
     yield f"{'slot':>4}{'sequence':>10}  {'kind':<7}{'target':<16}{'shares':>6}{'copies':>7}  {'age':>9}  verdicts"
     for slot in snapshot.slots:
         yield _slot_line(slot, now_ns)
+
+
+def _sign_of_life(reader: ReaderSnapshot, now_ns: int) -> str:
+    if reader.seen_ns:
+        return f"{ago(now_ns, reader.seen_ns)} ago"
+    # A reader of another node writes its cursor here, and its lease into the copy of its own node.
+    return "never" if reader.cursor == 0 else "on its own node; it reads"
 
 
 def _slot_line(slot: SlotSnapshot, now_ns: int) -> str:
@@ -44,7 +50,8 @@ def _slot_line(slot: SlotSnapshot, now_ns: int) -> str:
         return f"{slot.slot:>4}{'-':>10}"
     verdicts = " ".join(verdict.name for verdict in slot.verdicts)
     head = f"{slot.slot:>4}{slot.sequence:>10}  "
-    age = f"  {ago(now_ns, slot.published_ns):>9}"
+    # An entry of a node's copy comes without the time of its publication.
+    age = f"  {ago(now_ns, slot.published_ns) if slot.published_ns else '-':>9}"
     entry = slot.entry
     if slot.problem or entry is None:
         return f"{head}{'torn' if entry is None else str(entry.target):<36}{age}  {verdicts}  ({slot.problem})"

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from afore.core.errors import ConfigError
+from afore.core.regular_file import open_regular
 from afore.transport.records import MAILBOX_MAGIC, RING_MAGIC
 from afore.transport.shm_segments import HEADER_BYTES, NAME, Header, read_header, start_ticks
 
@@ -79,10 +80,10 @@ def _memory_files(proc: str) -> Iterator[str]:
 
 def _listed(path: str, run: str, fabric: str) -> Listed | None:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             page = file.read(HEADER_BYTES)
     except OSError:
-        return None  # it ended meanwhile, or belongs to another user
+        return None  # it ended meanwhile, belongs to another user, or is something else that has such a name
     header = read_header(memoryview(page))
     if header is None:
         return None
@@ -132,9 +133,10 @@ def find(what: str, *, path: str | None, run: str | None, root: str, of: str | N
     where = f"of run {run} " if run is not None else ""
     where += f"of {of} " if of is not None else ""
     if not candidates:
-        raise ConfigError(
-            what, f"no {what} {where}in {root}{unreadable}", "start a cluster with the shm fabric, or give --path"
-        )
+        hint = "start a cluster with the shm fabric, or give --path"
+        if of is not None:
+            hint = "only the lead of a node without the scheduler keeps a copy; leave out --of for the scheduler's"
+        raise ConfigError(what, f"no {what} {where}in {root}{unreadable}", hint)
     if len(candidates) > 1:
         listed = ", ".join(f"{os.path.basename(found.path)} (run {name})" for name, found in candidates)
         raise ConfigError(
@@ -144,9 +146,9 @@ def find(what: str, *, path: str | None, run: str | None, root: str, of: str | N
 
 
 def locate(path: str, what: str) -> Found | None:
-    """Where the region's magic stands, at a page boundary."""
+    """Where the region's magic stands, at a page boundary. Raises ``OSError``."""
     magic = MAGICS[what].to_bytes(8, "little")
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for offset in range(0, os.fstat(file.fileno()).st_size, PAGE):
             file.seek(offset)
             if file.read(len(magic)) == magic:

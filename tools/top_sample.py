@@ -19,6 +19,7 @@ import psutil
 
 from afore.core.clock import Clock
 from afore.core.errors import ConfigError, TransportError
+from afore.core.regular_file import open_regular
 from afore.serving.client import HUB, Client
 from afore.tools.segments import find
 from afore.transport.snapshot import RingSnapshot, ring_snapshot
@@ -110,7 +111,7 @@ def read_ring(directory: Path) -> RingSnapshot | None:
     with contextlib.suppress(ConfigError, TransportError, OSError):
         found = find("ring", path=None, run=directory.name.removeprefix(_PREFIX), root=str(directory.parent))
         for _ in range(LOOKS):
-            with open(found.path, "rb") as file:
+            with open_regular(found.path) as file:
                 file.seek(found.offset)
                 snapshot = ring_snapshot(file.read())
             if not snapshot.torn:

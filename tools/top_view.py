@@ -201,4 +201,4 @@ def _arrow(moments: Mapping[str, float | None]) -> str:
 
 
 def _number(value: float | None, digits: int, unit: str = "") -> str:
-    return "-" if value is None else f"{value:,.{digits}f}{unit}"
+    return "-" if value is None else f"{value:z,.{digits}f}{unit}"

@@ -9,7 +9,6 @@ for each end of an arrow), the second reads the lines again in order of time and
 from __future__ import annotations
 
 import json
-import mmap
 from array import array
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -17,8 +16,8 @@ from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
+from afore.core.spans import Span, parse_line
 from afore.core.topology import ATTENTION, DOOR, FFN, PREFILL, SCHEDULER
-from afore.core.trace import Span, parse_line
 from afore.tools.trace_files import SpanFile
 
 LANES: Final = {
@@ -233,18 +232,16 @@ def _write_file(
         tid = _tid(lane, sublane)
         _metadata(writer, pid, tid, "thread_name", {"name": title})
         _metadata(writer, pid, tid, "thread_sort_index", {"sort_index": tid})
-    with open(file.path, "rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as lines:
-        for record in order:
-            offset = index.offset[record]
-            span = parse_line(lines[offset : lines.find(b"\n", offset) + 1])
-            assert isinstance(span, Span)
-            ts = _us(index.start[record] + file.shift_ns - first_ns)
-            tid = _tid(index.lane[record], sublanes[record])
-            where = f'"pid":{pid},"tid":{tid},"ts":{ts}'
-            writer.event(_event(span, where, index.end[record] - index.start[record], file.header.role))
-            for phase, arrow, kind in arrows.get(Place(number, record), ()):
-                enclosing = ',"bp":"e"' if phase == "f" else ""
-                writer.event(f'{{"ph":"{phase}","name":"{kind}","cat":"flow","id":{arrow},{where}{enclosing}}}')
+    for record in order:
+        span = parse_line(file.line_at(index.offset[record]))
+        assert isinstance(span, Span)
+        ts = _us(index.start[record] + file.shift_ns - first_ns)
+        tid = _tid(index.lane[record], sublanes[record])
+        where = f'"pid":{pid},"tid":{tid},"ts":{ts}'
+        writer.event(_event(span, where, index.end[record] - index.start[record], file.header.role))
+        for phase, arrow, kind in arrows.get(Place(number, record), ()):
+            enclosing = ',"bp":"e"' if phase == "f" else ""
+            writer.event(f'{{"ph":"{phase}","name":"{kind}","cat":"flow","id":{arrow},{where}{enclosing}}}')
 
 
 def _event(span: Span, where: str, length_ns: int, role: str) -> str:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from afore.core.errors import ConfigError
+from afore.core.spans import Span
 from afore.core.target import LAYER_BITS, MICROBATCH_BITS, STEP_BITS, Target
 from afore.core.topology import ATTENTION, FFN, SCHEDULER
-from afore.core.trace import Span
 from afore.tools.span_table import LIFE, build, cut, wall
 from afore.tools.trace_files import SpanFile
 
@@ -50,7 +50,9 @@ class Race:
     behind_first_us: float
     arrived: int
     missing: list[str]
-    """Peers that should have taken it and did not, as far as the trace says."""
+    """Peers that should have taken it and did not: their files go on beyond the target."""
+    unknown: list[str]
+    """Peers that may have taken it: their files do not reach the target, or lost records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,8 @@ class Why:
     exposed_on: str = ""
     events: list[str] = field(default_factory=list)
     """Refusals and aborts."""
+    reach: list[str] = field(default_factory=list)
+    """How far the files of unknown peers go, in words."""
 
 
 def parse_target(text: str) -> Target:
@@ -134,7 +138,11 @@ def explain(files: Sequence[SpanFile], target: Target) -> Why:
             Part(part=part, us=ns / 1e3, share=ns / (bounds[1] - bounds[0]), usual_us=usual.get(part))
             for part, ns in cut(spans, *bounds).items()
         ]
-    why.races = list(_races(why, own, members, begin))
+    until = max(span.end_ns for _, _, span in own)
+    sure = {file.header.process for file in files if file.covers(begin - file.shift_ns, until - file.shift_ns)}
+    why.races = list(_races(why, own, members, begin, sure))
+    unknown = {process for race in why.races for process in race.unknown}
+    why.reach = [_reach(file, begin) for file in files if file.header.process in unknown]
     _exposure(why, own, copies)
     return why
 
@@ -160,13 +168,14 @@ def _identify(why: Why, own: Sequence[tuple[str, str, Span]]) -> None:
 
 
 def _races(
-    why: Why, own: Sequence[tuple[str, str, Span]], members: dict[str, set[str]], begin_ns: int
+    why: Why, own: Sequence[tuple[str, str, Span]], members: dict[str, set[str]], begin_ns: int, sure: set[str]
 ) -> Iterator[Race]:
+    """``sure`` are the processes of which a record that is not there was never made."""
     for step, role, name, what in RACES:
         ends = sorted((span.end_ns, process) for process, of, span in own if (of, span.name) == (role, name))
         expected = {p for p in members[role] if role != ATTENTION or _has_rows(why, p)}
-        missing = sorted(expected - {process for _, process in ends})
-        if not ends and (not missing or not expected):
+        absent = expected - {process for _, process in ends}
+        if not ends and not absent:
             continue
         yield Race(
             step=step,
@@ -175,8 +184,22 @@ def _races(
             at_us=(ends[-1][0] - begin_ns) / 1e3 if ends else 0.0,
             behind_first_us=(ends[-1][0] - ends[0][0]) / 1e3 if ends else 0.0,
             arrived=len(ends),
-            missing=missing,
+            missing=sorted(absent & sure),
+            unknown=sorted(absent - sure),
         )
+
+
+def _reach(file: SpanFile, begin_ns: int) -> str:
+    process = file.header.process
+    if file.first_ns is None or file.last_ns is None:
+        return f"{process}: its file has no records"
+    last_ns, first_ns = file.last_ns + file.shift_ns, file.first_ns + file.shift_ns
+    if file.bounded and first_ns > begin_ns:
+        return f"{process}: its oldest records made room; its file begins {(first_ns - begin_ns) / 1e3:,.0f} µs after the target"
+    if file.dropped or file.bad_count:
+        return f"{process}: {file.dropped + file.bad_count:,} records of it are lost"
+    when = "after" if last_ns >= begin_ns else "before"
+    return f"{process}: its last record begins {abs(last_ns - begin_ns) / 1e3:,.0f} µs {when} the target's begin"
 
 
 def _has_rows(why: Why, process: str) -> bool:
@@ -223,7 +246,7 @@ def lines(why: Why) -> Iterator[str]:
     yield ", ".join(head)
     yield from (f"  {event}" for event in why.events)
     if why.wall_us is None:
-        yield "not whole in the trace: it was aborted, never finished, or lies at the edge"
+        yield "not whole in the trace: it was aborted, did not finish, or lies at the edge of what files hold"
     else:
         yield f"wall {why.wall_us:,.0f} µs"
         yield ""
@@ -235,8 +258,10 @@ def lines(why: Why) -> Iterator[str]:
     yield f"{'step':<10}{'last':<14}{'at µs':>9}{'after first':>13}  "
     for race in why.races:
         missing = f"; never: {', '.join(race.missing)}" if race.missing else ""
+        missing += f"; no record of it from {', '.join(race.unknown)}" if race.unknown else ""
         last = f"{race.last:<14}{race.at_us:>9,.0f}{race.behind_first_us:>13,.0f}" if race.arrived else f"{'-':<36}"
         yield f"{race.step:<10}{last}  {race.what}{missing}"
+    yield from (f"  {line}" for line in why.reach)
     yield ""
     if why.exposed_on:
         yield f"exposed: at most {why.exposed_us:,.1f} µs, on {why.exposed_on}"

@@ -17,7 +17,7 @@ from afore.core.target import Target
 from afore.tools.ending import end_with
 from afore.tools.printable import printable
 from afore.transport.api import Lane
-from afore.transport.wire_file import SUFFIX, WireFile
+from afore.transport.wire_file import REMEDY, SUFFIX, WireFile
 
 EPILOG = """\
 example:
@@ -30,6 +30,10 @@ exit status: 0 done, every plan came out the same; 1 the replay differs, or the 
 """
 
 
+ERROR_LETTERS = 2000
+"""Of a refusal that are shown."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     options = _parser().parse_args(argv)
@@ -40,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _show(options.file, options.json)
         return _replay(options.directory, options.output, options.json)
     except AforeError as error:
-        print(f"wire: {error}", file=sys.stderr)
+        # Names in a damaged file may be anything.
+        print(f"wire: {printable(str(error), ERROR_LETTERS)}", file=sys.stderr)
         return 2
 
 
@@ -90,21 +95,23 @@ def _show(path: Path, as_json: bool) -> int:
     first_ns: int | None = None
     for record in file.records():
         first_ns = record[1] if first_ns is None else first_ns
-        if as_json:
-            print(json.dumps(record, default=_hex))
-        else:
-            try:
-                line = _line(*record)
-            except (AttributeError, IndexError, TypeError, ValueError) as error:
-                raise ConfigError(str(path), f"holds a damaged record: {error}", "record the run again") from error
-            print(f"{(record[1] - first_ns) / 1e3:>14,.1f}  {printable(line)}")
+        try:
+            line = json.dumps(_plain(record)) if as_json else printable(_line(*record))
+        except RecursionError as error:
+            raise ConfigError(str(path), "holds a message of too many levels to be shown", REMEDY) from error
+        print(line if as_json else f"{(record[1] - first_ns) / 1e3:>14,.1f}  {line}")
     if file.torn:
         print("wire: it ends within a record: its role was killed, or still runs", file=sys.stderr)
     return 0
 
 
-def _hex(value: Any) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)
+def _plain(value: Any) -> Any:
+    """``value`` as JSON carries it: bytes, keys of inner maps too, as hex."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {_plain(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list) else value
 
 
 def _line(kind: str, _: int, *rest: Any) -> str:

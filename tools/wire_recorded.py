@@ -100,7 +100,7 @@ def read_directory(directory: Path) -> Recorded:
         raise ConfigError(str(directory), "was recorded on several nodes", "replay takes a cluster of one node")
     try:
         return _gathered(own, by_member)
-    except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, struct.error) as error:
         raise ConfigError(str(directory), f"holds a damaged record: {error}", "record the run again") from error
 
 

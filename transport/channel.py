@@ -20,7 +20,9 @@ from afore.transport.queues import Arrivals, Turnstile
 
 _LENGTH = struct.Struct("<I")
 UNREAD_LIMIT = 256 << 10
-"""Bytes of unread messages at which the socket is no longer read."""
+"""Bytes of unread messages, each with ``MESSAGE_BYTES``, at which the socket is no longer read."""
+MESSAGE_BYTES = 64
+"""What a message takes beside its bytes: those of no bytes fill a queue too."""
 UNSENT_LIMIT = 256 << 10
 """Bytes not yet taken by the kernel at which a sender waits."""
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
@@ -89,7 +91,7 @@ class StreamChannel(asyncio.Protocol):
         await self._arrivals.ready(timeout_us)
         body = self._arrivals.items.popleft()
         self._arrivals.wake()
-        self._unread_bytes -= len(body)
+        self._unread_bytes -= len(body) + MESSAGE_BYTES
         self._read_on()
         return decode_message(body, limit=self._limit, peer=self._peer)
 
@@ -134,7 +136,7 @@ class StreamChannel(asyncio.Protocol):
                 break
             if not self._closed:
                 self._arrivals.items.append(bytes(partial[begin + _LENGTH.size : end]))
-                self._unread_bytes += nbytes
+                self._unread_bytes += nbytes + MESSAGE_BYTES
                 self._arrivals.wake()
             begin = end
         del partial[:begin]

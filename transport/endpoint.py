@@ -187,7 +187,12 @@ class StreamEndpoint:
     async def close(self) -> None:
         """Ends listeners, handshakes, handlers and channels. Idempotent."""
         self.shut()
-        await self._greeter.close()
-        await self._handlers.ended()
-        if self._channels:
-            await asyncio.gather(*[channel.close() for channel in self._channels])
+        try:
+            await self._greeter.close()
+        finally:
+            # Whoever cuts this short still leaves nothing open.
+            try:
+                await self._handlers.ended()
+            finally:
+                if self._channels:
+                    await asyncio.gather(*[channel.close() for channel in self._channels])

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
-from afore.core.errors import AccessRefused, PeerLost
+from afore.core.errors import AccessRefused, PeerLost, WireError
 from afore.core.topology import NODE_NAME
 from afore.transport.api import (
     Channel,
@@ -117,13 +117,18 @@ class RoutedFabric:
         return RoutedRegion(near, far, RoutedKey(near.key, keys).pack(self._address))
 
     def resolve(self, key: RegionKey) -> RegionKey:
-        """The key by which this endpoint's links, or ``map``, know the region. Raises ``PeerLost`` where no fabric leads there."""
+        """The key by which this endpoint's links, or ``map``, know the region.
+
+        Raises ``PeerLost`` where no fabric leads there, ``WireError`` for a key that no owner makes.
+        """
         if key.fabric != ROUTED:
             return key
         found = self._resolved.get(key)
         if found is None:
             routed = RoutedKey.parse(key, self._near.name)
             way = self._way(RoutedAddress.parse(key.address))
+            if way is not None and way not in routed.far:
+                raise WireError(key.address[:80], f"region {key.region} has no key for {way}", "do all sides agree?")
             found = self._resolved[key] = routed.near if way is None else routed.far[way]
         return found
 

@@ -8,6 +8,7 @@ So they travel wherever plain addresses and keys do. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ from afore.transport.api import RegionKey
 ROUTED = "routed"
 """The fabric of such a key."""
 _SEPARATOR = ";"
+_NUMBER = re.compile(r"[0-9]{1,20}")
+"""Of a region; Python refuses to read thousands of digits."""
 
 
 def is_routed(address: str) -> bool:
@@ -72,7 +75,7 @@ class RoutedKey:
         for way in ways:
             fabric, _, rest = way.partition("=")
             region, slash, far_token = rest.partition("/")
-            if not slash or not region.isascii() or not region.isdecimal() or fabric not in address.far:
+            if not slash or not _NUMBER.fullmatch(region) or fabric not in address.far or fabric in far:
                 raise WireError(key.address[:80], f"region {key.region} has no key that can be", "do all sides agree?")
             far[fabric] = RegionKey(fabric, address.far[fabric], int(region), key.nbytes, far_token)
         return cls(RegionKey(near_fabric, address.near, key.region, key.nbytes, token), far)

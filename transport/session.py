@@ -180,9 +180,10 @@ class HubSession:
             tracer.listener = keep if self.watch.spans else own
             while self.watch.spans:
                 await clock.sleep_us(SPAN_BATCH_US)
-                while tracer.flush(SPAN_BATCH):
-                    await self.send(control.SpansSeen(self.name, tuple(batch)))
-                    batch.clear()
+                # Also what a writer of the file has flushed meanwhile, which may be during a send.
+                while tracer.flush(SPAN_BATCH) or batch:
+                    sent, batch[:] = tuple(batch), []
+                    await self.send(control.SpansSeen(self.name, sent))
 
     async def open_epoch(
         self, fabric: Fabric, register: Callable[[int, tuple[control.Member, ...]], Mapping[str, Region]]

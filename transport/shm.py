@@ -219,7 +219,9 @@ class ShmFabric:
         slots = self._config.ring_slots
         fds: list[int] = []
         try:
-            fds += [create_ring_fd(slots), _new_eventfd()]
+            # One by one: the second may find the table of descriptors full.
+            fds.append(create_ring_fd(slots))
+            fds.append(_new_eventfd())
             # Known to the doorbell before the writer can ring it.
             link = InboundLink(
                 sock, fds[0], fds[1], slots, peer=hello.address, inboxes=self._inboxes, forget=self._forget_inbound

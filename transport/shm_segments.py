@@ -31,6 +31,8 @@ LIVE, REVOKED = 1, 2
 STATE_WORD = 8
 """Index of the header's 64-bit state word; in a cache line of its own, since every write looks at it."""
 _HEADER = struct.Struct("<8sIIQQQQ")
+_OPENING = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""Whatever somebody else may have put there under that name, a FIFO too, opening it does not wait."""
 _LABEL_AT, _LABEL_BYTES = 256, 64
 _ADDRESS_AT, _ADDRESS_BYTES = 1024, 1024
 NAME = re.compile(r"afore-(?P<run>[A-Za-z0-9_.]+)-(?P<pid>[0-9]+)-(?P<label>[A-Za-z0-9_.\-]+)-(?P<number>[0-9]+)")
@@ -214,7 +216,7 @@ def _open_memory(root: str, key: RegionKey, writable: bool) -> mmap.mmap:
     if not NAME.fullmatch(key.token):
         raise refuse_foreign(key, key.address, f"names no segment ({key.token!r})")
     try:
-        fd = os.open(f"{root}/{key.token}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(f"{root}/{key.token}", _OPENING | (os.O_RDWR if writable else os.O_RDONLY))
     except FileNotFoundError:
         raise revoked(key) from None
     except PermissionError as error:

@@ -132,6 +132,8 @@ class Listener:
         self.address = address
         self._sock: socket.socket | None = sock
         self._accepted = accepted
+        self.pauses = 0
+        """How often nobody could be accepted, for want of descriptors or memory."""
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
         self._loop.add_reader(sock.fileno(), self._accept)
@@ -149,7 +151,17 @@ class Listener:
                 if error.errno not in _FULL:
                     raise
                 # The socket stays readable: without a pause the loop would spin on it.
-                _log.error("%s: cannot accept (%s); %s", self.address, error.strerror, DESCRIPTORS_REMEDY)
+                self.pauses += 1
+                # It may stay so for long, and a line for each look would fill the log.
+                if self.pauses & (self.pauses - 1) == 0:
+                    why = error.strerror
+                    _log.error(
+                        "%s: cannot accept (%s, %d times so far); %s",
+                        self.address,
+                        why,
+                        self.pauses,
+                        DESCRIPTORS_REMEDY,
+                    )
                 self._loop.remove_reader(self._sock.fileno())
                 self._retry = self._loop.call_later(_RETRY_ACCEPT_S, self._resume)
                 return

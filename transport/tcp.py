@@ -202,6 +202,9 @@ class TcpFabric:
             close_inbound(self._inbound)
             for region in list(self._regions.values()):
                 region.close()
-        if self._links:
-            await asyncio.gather(*[link.close() for link in list(self._links)])
-        await self._door.close()
+        try:
+            if self._links:
+                await asyncio.gather(*[link.close() for link in list(self._links)])
+        finally:
+            # Also where closing is cut short: a peer that does not take what was written is waited for, and nobody may come in.
+            await self._door.close()

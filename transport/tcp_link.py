@@ -35,6 +35,8 @@ LINGER_S = 1.0
 _READS_PER_WAKE = 16
 """Reads of one link before others have their turn."""
 _NEWS_ROOM = 64 << 10
+NEWS_LIMIT = 1 << 16
+"""Pieces of news that a writer may leave unread beside what its kernel holds; one that keeps the rules stays far below."""
 _REMEMBERED = 4096
 """Closed regions that a writer remembers."""
 
@@ -302,10 +304,12 @@ class TcpInbound:
     # What frames do
 
     def find(self, region: int, token: int) -> memoryview | None:
-        """As ``Landing.find``."""
+        """As ``Landing.find``. Raises ``WireError`` for a writer that never reads what it is told."""
         owned = self._regions.get(region)
         if owned is not None and owned.number == token:
             return owned.memory
+        if self._stream.queued_pieces >= NEWS_LIMIT:
+            raise WireError(self._peer, "it goes on with regions that are closed, and does not read that they are")
         self._tell(NEWS_REVOKED, token)
         return None
 

@@ -70,8 +70,10 @@ async def connect_to(sock: socket.socket, target: _SocketAddress, address: str) 
     if number == errno.EADDRNOTAVAIL:
         raise HostError("ports", f"no local port or address is left to reach {address}", "close what holds them")
     if number:
-        why = f"nobody listens there ({os.strerror(number)})"
-        raise PeerLost(address, why, "start it first, or check address and firewall")
+        word = os.strerror(number)
+        if number == errno.ECONNREFUSED:
+            raise PeerLost(address, f"nobody listens there ({word})", "start it first, or check address and firewall")
+        raise PeerLost(address, f"it cannot be reached ({word})", "check address, route and firewall")
     try:
         meets_itself = sock.getsockname() == sock.getpeername()
     except OSError as error:

@@ -43,6 +43,11 @@ class SendStream:
         self._loop.add_reader(self._fd, readable)
 
     @property
+    def queued_pieces(self) -> int:
+        """Pieces that the kernel has not taken: small ones hold many times their bytes in memory."""
+        return len(self._queue)
+
+    @property
     def open(self) -> bool:
         """Whether the socket is."""
         return not self.gone.done()

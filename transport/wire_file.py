@@ -8,6 +8,7 @@
     ["message", t_ns, "in" | "out", channel, peer, map]   of a control channel
     ["entry", t_ns, sequence, bytes]   of the plan ring of this endpoint, when it is announced
     ["asked", t_ns, target]   the scheduler plans on the target's demand, which is complete
+    ["predicted", t_ns, target]   likewise on what was predicted of it
     ["heard", t_ns, [records, …]]   how many feedback records of each FFN worker the scheduler has taken by now
     ["end", t_ns, records, dropped]
 
@@ -28,7 +29,9 @@ import msgpack
 from afore.core.clock import Clock, WallClock
 from afore.core.control import WIRE_VERSION
 from afore.core.errors import ConfigError, HostError
+from afore.core.regular_file import open_regular
 from afore.core.version import VERSION
+from afore.transport.wire_form import fault
 
 WIRE_FILE_FORMAT: Final = 2
 SUFFIX: Final = ".wire"
@@ -38,6 +41,7 @@ FILE_LIMIT: Final = 256 << 20
 """Bytes of one file; what comes later is counted."""
 BUFFER_BYTES: Final = 64 << 10
 RECORD_LIMIT: Final = 32 << 20
+REMEDY: Final = "record the run again"
 _LENGTH = struct.Struct("<I")
 
 
@@ -134,23 +138,25 @@ class WireFile:
             raise ConfigError(
                 str(path), f"was recorded in {theirs}; this AFORE reads {ours}", "read it with that version"
             )
-        try:
-            self.member, self.address = str(header["member"]), str(header["address"])
-        except KeyError as error:
-            raise ConfigError(str(path), f"its header lacks {error.args[0]!r}") from error
+        for name in ("member", "address"):
+            if type(header.get(name)) is not str:
+                raise ConfigError(str(path), f"its header lacks {name!r}", REMEDY)
+        self.member, self.address = header["member"], header["address"]
 
     def records(self) -> Iterator[list[Any]]:
-        """Every whole record after the header, in order."""
+        """Every whole record after the header, in order. Raises ``ConfigError`` at the first that is damaged."""
         values = self._values()
         next(values, None)
-        for value in values:
-            if isinstance(value, list) and len(value) >= 2 and isinstance(value[0], str) and type(value[1]) is int:
-                yield value
+        for number, value in enumerate(values):
+            wrong = fault(value)
+            if wrong:
+                raise ConfigError(str(self.path), f"holds a damaged record, number {number}: {wrong}", REMEDY)
+            yield value
 
     def _values(self) -> Iterator[Any]:
         self.torn = False
         try:
-            with open(self.path, "rb") as file:
+            with open_regular(self.path) as file:
                 while length := file.read(_LENGTH.size):
                     nbytes = _LENGTH.unpack(length)[0] if len(length) == _LENGTH.size else RECORD_LIMIT + 1
                     body = file.read(nbytes) if nbytes <= RECORD_LIMIT else b""
@@ -159,7 +165,7 @@ class WireFile:
                         return
                     try:
                         yield msgpack.unpackb(body, raw=False, strict_map_key=True)
-                    except (ValueError, msgpack.UnpackException):
+                    except (ValueError, RecursionError, msgpack.UnpackException):
                         self.torn = True
                         return
         except OSError as error:

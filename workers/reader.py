@@ -14,6 +14,7 @@ from typing import Protocol
 
 from afore.core.clock import Clock
 from afore.core.errors import DeadlineExceeded, WireError
+from afore.core.limits import PATIENT_SHARE
 from afore.core.plan import EntryKind, PlanEntry, Verdict
 from afore.core.record import record
 from afore.core.signal import Signal
@@ -168,20 +169,36 @@ class Reader:
         ring = self._ring
         if ring.judged(sequence):
             return ring.verdicts(sequence)
-        due_ns = self._clock.now_ns() + self._verdict_timeout_us * 1e3
-        rang = True
+        begin_ns = self._clock.now_ns()
+        until_ns = begin_ns + self._verdict_timeout_us * 1e3 * PATIENT_SHARE
+        rang, warned = True, False
         while True:
             self._verdict_bell.clear()
             if ring.judged(sequence):
                 return ring.verdicts(sequence)
             if not rang:
-                verdicts = ring.verdicts(sequence)
+                late = ", ".join(
+                    member_name(FFN, w) for w, v in enumerate(ring.verdicts(sequence)) if v is Verdict.NONE
+                )
+                limit_s = self._verdict_timeout_us / 1e6
+                if not warned:
+                    waited_s = (self._clock.now_ns() - begin_ns) / 1e9
+                    _log.warning(
+                        "%s: no verdict on plan %d for %.3g s; after %g s it counts as lost",
+                        late,
+                        sequence,
+                        waited_s,
+                        limit_s,
+                    )
+                    until_ns, warned = begin_ns + self._verdict_timeout_us * 1e3, True
+                    rang = True
+                    continue
                 raise DeadlineExceeded(
-                    ", ".join(member_name(FFN, w) for w, v in enumerate(verdicts) if v is Verdict.NONE),
-                    f"no verdict on plan {sequence} within {self._verdict_timeout_us / 1e6:g} s",
+                    late,
+                    f"no verdict on plan {sequence} within {limit_s:g} s",
                     "see its log; raise times.verdict_s",
                 )
-            rang = await self._verdict_bell.wait(max(0.0, due_ns - self._clock.now_ns()) / 1e3)
+            rang = await self._verdict_bell.wait(max(0.0, until_ns - self._clock.now_ns()) / 1e3)
 
     # Act
 

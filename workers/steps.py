@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 from afore.core import control
 from afore.core.demand import DemandVector, count_demand
 from afore.core.errors import DeadlineExceeded, WireError
+from afore.core.limits import PATIENT_SHARE
 from afore.core.signal import Signal
 from afore.core.target import Target
 from afore.core.topology import FFN, member_name
@@ -30,6 +32,8 @@ from afore.workers.kv_pool import KvPool
 from afore.workers.outbound import Outbound
 from afore.workers.predictions import Predictions
 from afore.workers.replies import PendingReplies
+
+_log = logging.getLogger(__name__)
 
 Chosen = tuple[tuple[int, ...], tuple[control.TokenLogprobs | None, ...]]
 """The tokens of a step's rows, and their log-probabilities (empty where no row asked)."""
@@ -212,7 +216,19 @@ class Steps:
 
     async def _all_replies(self, flight: _Flight, replies: PendingReplies) -> None:
         """Waits for all N replies. Raises ``GivenUp``, or ``DeadlineExceeded`` naming who has not replied."""
-        if not await flight.settled(self._reply_timeout_us):
+        limit_us = self._reply_timeout_us
+        if await flight.settled(limit_us * PATIENT_SHARE):
+            flight.check()
+            return
+        late = ", ".join(member_name(FFN, worker) for worker in replies.missing)
+        _log.warning(
+            "%s: no reply to %s for %.3g s; after %g s it counts as lost",
+            late,
+            replies.target,
+            limit_us * PATIENT_SHARE / 1e6,
+            limit_us / 1e6,
+        )
+        if not await flight.settled(limit_us * (1 - PATIENT_SHARE)):
             late = ", ".join(member_name(FFN, worker) for worker in replies.missing)
             raise DeadlineExceeded(late, f"no reply to {replies.target}", "see its log; raise times.step_s")
         flight.check()

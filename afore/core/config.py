@@ -235,6 +235,10 @@ class VerbsOptions:
         _at_least("verbs", 0, 7, retry_count=self.retry_count)
 
 
+MOST_TRACE_MIB = 1 << 20
+"""Of ``trace_mib``: a TiB a process."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One run of a cluster. Every role gets the same one."""
@@ -272,6 +276,8 @@ class RunConfig:
     """TCP between nodes; beside verbs too, where it tells who is gone."""
     trace: str | None = None
     """Directory for span files; none writes none."""
+    trace_mib: int = 256
+    """Most MiB of span files of one process; in a longer run the oldest spans go."""
     warm_start: str | None = None
     """Trace whose demand replicas are placed for before the first target (``tools.traces``); none starts without replicas."""
     record: str | None = None
@@ -286,6 +292,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not -MOST <= self.seed <= MOST:
             raise ConfigError("seed", f"it lies beyond ±{MOST}", "give a smaller one")
+        if not 1 <= self.trace_mib <= MOST_TRACE_MIB:
+            raise ConfigError("trace_mib", f"{self.trace_mib} MiB", f"give 1 to {MOST_TRACE_MIB}")
         if self.record_ids and self.record is None:
             raise ConfigError(
                 "record_ids", "nothing is recorded that experts of tokens could stand beside", "give record"

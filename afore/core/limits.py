@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from afore.core.errors import ConfigError
 
+PATIENT_SHARE = 0.2
+"""Of a deadline: who has not answered by then is named in the log, while the answer may still come."""
 MOST = (1 << 63) - 1
 """Largest whole number that a message between roles can hold."""
 

@@ -13,7 +13,7 @@ import asyncio
 class Signal:
     """Set by whoever has news; its one waiter clears it, looks, and waits."""
 
-    __slots__ = ("_due_s", "_loop", "_set", "_timer", "_waiter")
+    __slots__ = ("_armed_s", "_due_s", "_loop", "_set", "_timer", "_waiter")
 
     def __init__(self) -> None:
         self._set = False
@@ -22,6 +22,8 @@ class Signal:
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
         """The deadline of the wait that is under way."""
+        self._armed_s = 0.0
+        """The deadline that the timer was set for."""
 
     def is_set(self) -> bool:
         """Whether it was set since it was cleared."""
@@ -50,11 +52,11 @@ class Signal:
         if timeout_us is not None:
             self._due_s = loop.time() + timeout_us * 1e-6
             timer = self._timer
-            if timer is not None and timer.when() > self._due_s:
+            if timer is not None and self._armed_s > self._due_s:
                 timer.cancel()
                 timer = None
             if timer is None:
-                self._timer = loop.call_at(self._due_s, self._expire)
+                self._arm(loop)
         else:
             self._due_s = float("inf")
         self._waiter = waiter
@@ -63,13 +65,18 @@ class Signal:
         finally:
             self._waiter = None
 
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._armed_s = self._due_s
+        self._timer = loop.call_at(self._due_s, self._expire)
+
     def _expire(self) -> None:
         self._timer = None
         waiter, loop = self._waiter, self._loop
         assert loop is not None
         if waiter is None or waiter.done() or self._due_s == float("inf"):
             return
-        if loop.time() < self._due_s:
-            self._timer = loop.call_at(self._due_s, self._expire)
+        # Not by the clock: a loop may run a timer some rounding before its time, and would be asked for that time again and again.
+        if self._armed_s < self._due_s:
+            self._arm(loop)
         else:
             waiter.set_result(False)

@@ -55,7 +55,7 @@ class Topology:
     rendezvous: str | None = None
     """HOST:PORT where roles started by hand find each other; none: a local port for each --cluster name."""
     rendezvous_remote: bool = False
-    """Listen or join beyond this machine; takes secret_file too."""
+    """Listen or join beyond this machine; takes a secret too: secret_file, or AFORE_SECRET in the environment."""
     secret_file: str | None = None
     """File with the cluster's shared secret, the same on every machine: what is found at the rendezvous must be proved with it."""
 
@@ -91,11 +91,11 @@ class Topology:
         if self.rendezvous is None:
             return
         host, _ = split_address(self.rendezvous)
-        if not (is_loopback(host) or (self.rendezvous_remote and self.secret_file is not None)):
+        if not (is_loopback(host) or self.rendezvous_remote):
             raise ConfigError(
                 "topology.rendezvous",
                 f"{host} lies beyond this machine",
-                "use 127.0.0.1, or say so with topology.rendezvous_remote and give topology.secret_file",
+                "use 127.0.0.1, or say so with topology.rendezvous_remote and give the secret (topology.secret_file)",
             )
 
     def _check_listen(self) -> None:

@@ -23,6 +23,7 @@ from afore.core import control
 from afore.core.clock import Clock, WallClock, deadline
 from afore.core.config import RunConfig
 from afore.core.control import WIRE_VERSION
+from afore.core.environment import SECRET
 from afore.core.errors import (
     ClusterLate,
     ConfigError,
@@ -31,7 +32,7 @@ from afore.core.errors import (
     RoleLost,
     TransportError,
 )
-from afore.core.topology import DOOR, FFN, ROLES, SCHEDULER, member_name
+from afore.core.topology import DOOR, FFN, ROLES, SCHEDULER, is_loopback, member_name
 from afore.serving import rendezvous
 from afore.serving.checks import check, check_shared_memory, describe_kernels, describe_memory
 from afore.serving.client import DOOR_GONE, HUB, Client
@@ -74,11 +75,12 @@ def run_by_hand(
     cluster: str | None,
     config: RunConfig,
     given: Collection[str],
+    secret: str | None,
     log_level: str,
     line: StatusLine,
 ) -> int:
-    """Runs ``roles`` until the cluster ends. ``given`` are the dotted keys of ``config`` that were given, not defaults; ``line``
-    is where to say what is awaited.
+    """Runs ``roles`` until the cluster ends. ``given`` are the dotted keys of ``config`` that were given, not defaults;
+    ``secret`` is what the environment gives; ``line`` is where to say what is awaited.
 
     Returns 0 after an orderly end. Raises the ``AforeError`` that refused or ended it.
     """
@@ -93,7 +95,7 @@ def run_by_hand(
     with contextlib.suppress(asyncio.CancelledError):
         # Before the loop: meanwhile nothing else could be done, and Ctrl-C works as it does anywhere.
         _compile(roles, config.policy, line)
-        uvloop.run(_Process(roles, rank, cluster, config, given, line).run())
+        uvloop.run(_Process(roles, rank, cluster, config, given, secret, line).run())
     return 0
 
 
@@ -107,6 +109,7 @@ class _Process:
         cluster: str | None,
         config: RunConfig,
         given: Collection[str],
+        secret: str | None,
         line: StatusLine,
     ) -> None:
         self._roles = roles
@@ -117,12 +120,21 @@ class _Process:
         self._clock: Clock = WallClock()
         self._console = Console(highlight=False, markup=False, emoji=False)
         self._host, self._port, self._cluster = rendezvous.place(config.topology, cluster)
-        self._secret = read_secret(config.topology.secret_file)
+        self._secret = read_secret(config.topology.secret_file, secret)
+        self._check_reach()
         self._here = Whereabouts(config, (self._host, self._port), self._secret)
         self._me = f"{host_id()}/{os.getpid()}/{start_ticks(os.getpid())}/{secrets.token_hex(8)}"
         self._opened = False
         """Whether this process is the door of a cluster that others can find."""
         self._give_up_ns = self._clock.now_ns() + int(config.times.join_s * 1e9)
+
+    def _check_reach(self) -> None:
+        if self._secret is None and not is_loopback(self._host):
+            raise ConfigError(
+                "topology.rendezvous",
+                f"{self._host} lies beyond this machine, and there is no secret",
+                f"use 127.0.0.1, or give topology.secret_file or {SECRET}",
+            )
 
     async def run(self) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()

@@ -10,7 +10,8 @@ from afore.core.clock import Clock
 from afore.core.config import RunConfig, ServeOptions
 from afore.core.errors import ConfigError
 from afore.models.config import ModelSpec
-from afore.serving.engine import Engine, Limits, Text
+from afore.serving.admission import Limits
+from afore.serving.engine import Engine, Text
 from afore.serving.hub import Hub
 from afore.transport.api import Fabric
 from afore.workers.kv_layout import kv_layout

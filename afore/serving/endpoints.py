@@ -146,7 +146,8 @@ class Whereabouts:
             raise ConfigError(
                 "topology.secret_file",
                 f"other nodes come in at {host}, and nothing tells them from strangers",
-                "give every process one file: (umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > FILE)",
+                "give every process one file: (umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > FILE),"
+                " or AFORE_SECRET",
             )
         return host, self._secret
 

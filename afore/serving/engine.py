@@ -6,34 +6,23 @@ import asyncio
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from afore.core import control
 from afore.core.config import RunConfig
 from afore.core.errors import PromptTooLong, QueueFull, RequestError, RoleLost
 from afore.core.topology import ATTENTION, PREFILL, SCHEDULER, member_name
+from afore.serving.admission import Limits, check_request
 from afore.serving.batching import CLIENT, Batcher
 from afore.serving.hub import Hub
 from afore.serving.observer import Observer
 from afore.serving.pace import Pace
 from afore.serving.requests import Request, State
 from afore.serving.spelling import Speller, Spelling
+from afore.serving.texts import QUICK_CHARACTERS, Reader, most_characters
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a request may ask for; from the model and the configuration."""
-
-    vocab_size: int
-    max_model_len: int
-    """Longest prompt plus output, in tokens."""
-    kv_tokens: int
-    """Tokens that one attention worker's KV cache holds."""
-    eos_ids: frozenset[int]
 
 
 Owed = tuple[str, int, str]
@@ -64,12 +53,6 @@ class Text(Protocol):
     def detokenizer(self) -> Speller: ...
 
 
-MOST_LOGPROBS = 20
-"""Log-probabilities of the most probable tokens that a request may ask for."""
-MOST_STOPS = 16
-MOST_STOP_CHARACTERS = 1024
-
-
 class Engine:
     """Between the hub and the batcher."""
 
@@ -77,6 +60,10 @@ class Engine:
         """``text`` tokenizes prompts and spells tokens; none for a model that has no tokenizer (token ids still work)."""
         self._hub = hub
         self._text = text
+        self.reader = Reader()
+        """Tokenizes long texts, one at a time."""
+        self._reading: dict[asyncio.Task[None], tuple[int, str]] = {}
+        """Requests whose long texts are being tokenized: of which client, and their names."""
         self.observer = Observer()
         """Who hears of requests."""
         self._config = config
@@ -118,7 +105,7 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Requests that have no seat yet."""
-        return self._batcher.num_waiting
+        return self._batcher.num_waiting + len(self._reading)
 
     @property
     def num_running(self) -> int:
@@ -144,19 +131,15 @@ class Engine:
     def from_client(self, client: int, message: control.Message) -> None:
         """A request, or the end of the interest in one. A request that cannot be served is refused at once, typed."""
         if isinstance(message, control.Submit):
-            try:
-                request = self._tokenized(message)
-                self._check(request)
-                spelling = None if self._text is None else Spelling(self._text.detokenizer(), request.stop)
-                self.observer.submitted(self._batcher.submit(client, request, spelling))
-            except (RequestError, RoleLost) as error:
-                self._fail(client, message.request, error)
+            self._submitted(client, message)
         elif isinstance(message, control.Cancel):
+            self._forget(client, message.request)
             self._abort([request for request in self._of(client) if request.name == message.request], "abort")
         self._send()
 
     def client_gone(self, client: int) -> None:
         """Its requests end."""
+        self._forget(client, None)
         self._abort(self._of(client), "abort")
         self._send()
 
@@ -215,64 +198,71 @@ class Engine:
                 self._abort([request], "error")
         self._batcher.drain()
 
-    def _tokenized(self, submit: control.Submit) -> control.Submit:
-        if not submit.text:
-            return submit
+    def _submitted(self, client: int, submit: control.Submit) -> None:
+        try:
+            if len(submit.text) <= QUICK_CHARACTERS:
+                encode = self._encoder(submit) if submit.text else None
+                self._enter(client, submit if encode is None else _with_ids(submit, encode(submit.text)))
+                return
+            encode = self._encoder(submit)
+            self._check_queue(submit)
+        except (RequestError, RoleLost) as error:
+            self._fail(client, submit.request, error)
+            return
+        reading = asyncio.get_running_loop().create_task(self._read(client, submit, encode), name="tokenize")
+        self._reading[reading] = (client, submit.request)
+        reading.add_done_callback(lambda done: self._reading.pop(done, None))
+
+    async def _read(self, client: int, submit: control.Submit, encode: Callable[[str], list[int]]) -> None:
+        """Tokenizes a long text beside the loop, which goes on serving everybody else."""
+        try:
+            ids = await self.reader.read(encode, submit.text)
+            del self._reading[asyncio.current_task()]  # type: ignore[arg-type]  # this is one
+            self._enter(client, _with_ids(submit, ids))
+        except (RequestError, RoleLost) as error:
+            self._fail(client, submit.request, error)
+        except Exception as error:
+            log.exception("a text of %d characters cannot be tokenized", len(submit.text))
+            self._fail(
+                client,
+                submit.request,
+                RequestError(submit.request, f"its text cannot be tokenized ({type(error).__name__})"),
+            )
+        self._send()
+
+    def _forget(self, client: int, name: str | None) -> None:
+        """Texts that are still being tokenized, of one request of a client, or of all, are of no use any more."""
+        for reading, of in list(self._reading.items()):
+            if of == (client, name if name is not None else of[1]):
+                reading.cancel()
+
+    def _enter(self, client: int, request: control.Submit) -> None:
+        self._check(request)
+        spelling = None if self._text is None else Spelling(self._text.detokenizer(), request.stop)
+        self.observer.submitted(self._batcher.submit(client, request, spelling))
+
+    def _encoder(self, submit: control.Submit) -> Callable[[str], list[int]]:
+        """What tokenizes its text. Raises ``RequestError`` without a tokenizer, ``PromptTooLong`` before time is spent on it."""
         if self._text is None:
             raise RequestError(submit.request, "this model has no tokenizer", "send token ids")
-        return dataclasses.replace(submit, text="", prompt=tuple(self._text.encode(submit.text)))
+        most = self._limits.max_model_len
+        if len(submit.text) > most_characters(most, self._text.longest_token):
+            raise PromptTooLong(
+                submit.request, f"its {len(submit.text):,} characters are more than {most} tokens can be", "shorten it"
+            )
+        return self._text.encode
 
     def _check(self, submit: control.Submit) -> None:
-        limits = self._limits
         if self._lost is not None:
             raise self._lost
-        if not submit.prompt:
-            raise RequestError(submit.request, "the prompt is empty", "send at least one token")
-        bad = next((token for token in submit.prompt if not 0 <= token < limits.vocab_size), None)
-        if bad is not None:
-            raise RequestError(submit.request, f"token {bad} is not in the vocabulary of {limits.vocab_size}")
-        if submit.max_new_tokens < 1:
-            raise RequestError(submit.request, f"max_new_tokens is {submit.max_new_tokens}", "ask for at least 1")
-        sampling = submit.sampling
-        if not 0 <= sampling.temperature <= 100:
-            raise RequestError(submit.request, f"temperature is {sampling.temperature}", "give a number from 0 to 100")
-        if not 0 < sampling.top_p <= 1:
-            raise RequestError(submit.request, f"top_p is {sampling.top_p}", "give a number above 0, at most 1")
-        if not 0 <= sampling.choice < 1 << 31:
-            raise RequestError(submit.request, f"choice is {sampling.choice}", "give 0 or more")
-        if sampling.top_k < 0:
-            raise RequestError(submit.request, f"top_k is {sampling.top_k}", "give 0 (off) or more")
-        if not 0.01 <= sampling.repetition_penalty <= 100:
-            raise RequestError(
-                submit.request, f"repetition_penalty is {sampling.repetition_penalty}", "give a number from 0.01 to 100"
-            )
-        if not -1 <= sampling.logprobs <= MOST_LOGPROBS:
-            raise RequestError(submit.request, f"logprobs is {sampling.logprobs}", f"give -1 (none) to {MOST_LOGPROBS}")
-        if len(submit.stop) > MOST_STOPS or any(not 0 < len(stop) <= MOST_STOP_CHARACTERS for stop in submit.stop):
-            raise RequestError(
-                submit.request,
-                "a stop string is empty or too long, or there are too many",
-                f"give at most {MOST_STOPS} of 1 to {MOST_STOP_CHARACTERS} characters",
-            )
-        if submit.stop and self._text is None:
-            raise RequestError(submit.request, "this model has no tokenizer, so no text to stop at", "leave out stop")
-        total = len(submit.prompt) + submit.max_new_tokens
-        if total > limits.max_model_len:
-            raise PromptTooLong(
-                submit.request,
-                f"{len(submit.prompt)} prompt tokens and {submit.max_new_tokens} new ones exceed {limits.max_model_len}",
-                "shorten the prompt or ask for fewer tokens",
-            )
-        if total > limits.kv_tokens:
-            raise PromptTooLong(
-                submit.request,
-                f"{total} tokens do not fit the KV cache of {limits.kv_tokens}",
-                "raise batch.kv_blocks",
-            )
-        if self._batcher.num_waiting >= self._config.batch.max_waiting:
+        check_request(submit, self._limits, has_text=self._text is not None)
+        self._check_queue(submit)
+
+    def _check_queue(self, submit: control.Submit) -> None:
+        if self.num_waiting >= self._config.batch.max_waiting:
             raise QueueFull(
                 submit.request,
-                f"{self._batcher.num_waiting} requests wait already",
+                f"{self.num_waiting} requests wait already",
                 "come back later, or raise batch.max_waiting",
             )
 
@@ -360,3 +350,7 @@ class Engine:
                 f"step {announced.step} of microbatch {announced.microbatch} has no report after "
                 f"{self._config.times.step_s:g} s" + (f", nor from {others}" if others else ""),
             )
+
+
+def _with_ids(submit: control.Submit, ids: Sequence[int]) -> control.Submit:
+    return dataclasses.replace(submit, text="", prompt=tuple(ids))

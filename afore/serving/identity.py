@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import hmac
 import json
+import stat
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 from afore.core.config import RunConfig, ServeOptions
 from afore.core.control import WIRE_VERSION
+from afore.core.environment import SECRET
 from afore.core.errors import CheckpointError, ConfigError, HostError
 from afore.core.topology import ROLES
 from afore.serving.spec import checkpoint_path
@@ -159,24 +161,41 @@ def model_digest(config: RunConfig) -> str:
     return digest.hexdigest()
 
 
-def read_secret(path: str | None) -> bytes | None:
-    """The shared secret; none without a file. Raises ``ConfigError``, ``HostError`` for a file that others may read."""
+def read_secret(path: str | None, given: str | None = None) -> bytes | None:
+    """The shared secret: of the file, or ``given``, which is what the environment gives; none without either.
+
+    Raises ``ConfigError`` (none can be read, it is too short, both are there and differ), ``HostError`` for a file that others
+    may read. No message holds any of it.
+    """
+    from_environment = None if given is None else _long_enough(given.encode(errors="surrogateescape"), SECRET, SECRET)
     if path is None:
-        return None
+        return from_environment
+    field = "topology.secret_file"
     file = Path(path)
     try:
-        mode, secret = file.stat().st_mode, file.read_bytes().strip()
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(field, f"{path} is no file", "give a file, or the secret itself as AFORE_SECRET")
+        raw = file.read_bytes()
     except OSError as error:
-        raise ConfigError("topology.secret_file", f"{path} cannot be read: {error.strerror}", "give a file") from error
+        raise ConfigError(field, f"{path} cannot be read: {error.strerror}", "give a file") from error
     except ValueError as error:
-        raise ConfigError("topology.secret_file", f"{path!r} is no path: {error}", "give a file") from error
-    if mode & 0o077:
+        raise ConfigError(field, f"{path!r} is no path: {error}", "give a file") from error
+    if status.st_mode & 0o077:
         raise HostError(path, "other users may read this secret", f"chmod 600 {path}")
+    secret = _long_enough(raw, field, path)
+    if from_environment is not None and not hmac.compare_digest(from_environment, secret):
+        raise ConfigError(SECRET, f"it is another secret than that in {path}", "give one of the two")
+    return secret
+
+
+def _long_enough(raw: bytes, field: str, where: str) -> bytes:
+    secret = raw.strip()
     if len(secret) < SECRET_LEAST:
         raise ConfigError(
-            "topology.secret_file",
-            f"{path} holds {len(secret)} bytes, {SECRET_LEAST} are the least",
-            f"(umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > {path})",
+            field,
+            f"{where} holds {len(secret)} bytes, {SECRET_LEAST} are the least",
+            "make one: (umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > FILE)",
         )
     return secret
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from afore.core import control
 from afore.core.errors import ConfigError, WireError
-from afore.core.topology import ROLES, Topology, member_name
+from afore.core.topology import DOOR, ROLES, Topology, member_name
 
 MemberId = tuple[str, int]
 
@@ -58,6 +58,9 @@ class Membership:
         """Takes a member in and returns its rank. Raises ``ConfigError`` naming what cannot be."""
         if join.role not in ROLES:
             raise ConfigError("role", f"{join.role!r} is not a role", f"roles: {', '.join(ROLES)}")
+        if join.role == DOOR:
+            # It carries the hub: nobody who knocks there can be it.
+            raise ConfigError("role", "door-0 is already in", "a cluster has one door")
         if self.lost_member:
             raise ConfigError("role", f"the cluster has ended ({self.lost_member})", "start it again")
         size = self.topology.count(join.role)

@@ -82,8 +82,11 @@ class Store:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-        except (OSError, TimeoutError, UnicodeError) as error:
+        except ConnectionRefusedError as error:
             raise PeerLost(where, "nobody listens there", "start the role door of that cluster") from error
+        except (OSError, TimeoutError, UnicodeError) as error:
+            word = (error.strerror if isinstance(error, OSError) else None) or str(error) or "no answer"
+            raise PeerLost(where, f"it cannot be reached ({word})", "check address, route and firewall") from error
 
         def make() -> TCPStore:
             return TCPStore(host, port, None, False, timedelta(seconds=ANSWER_S), wait_for_workers=False)

@@ -7,11 +7,11 @@ import logging
 from pathlib import Path
 from typing import Protocol
 
-from afore.core.clock import Clock, deadline
+from afore.core.clock import Clock, WallClock, deadline
 from afore.core.config import RunConfig
 from afore.core.errors import CheckpointError, PeerLost
 from afore.core.topology import ATTENTION, DOOR, FFN, PREFILL, SCHEDULER, member_name
-from afore.core.trace import Tracer
+from afore.core.trace import Tracer, write_spans
 from afore.models.config import ModelSpec, read_config
 from afore.models.tokenizer import Tokenizer
 from afore.scheduler import role as scheduler_role
@@ -64,7 +64,8 @@ class RealWorld(CheckpointModels, CheckpointFfnWorld):
 
     def tracer(self, name: str, clock: Clock, config: RunConfig) -> Tracer:
         """Writes a file where the configuration asks for one."""
-        return Tracer(name, clock, Path(config.trace) if config.trace is not None else None)
+        directory = Path(config.trace) if config.trace is not None else None
+        return Tracer(name, clock, directory, most_bytes=config.trace_mib << 20)
 
 
 async def run_role(
@@ -109,9 +110,13 @@ async def run_role(
             note=note,
         )
         async with crew() as group:
-            forwarding = group.create_task(session.forward_spans(tracer, clock), name="spans")
+            beside = [group.create_task(session.forward_spans(tracer, clock), name="spans")]
+            # Not in virtual time: nothing is killed there, and a timer of its own would change what a run does.
+            if tracer.path is not None and isinstance(clock, WallClock):
+                beside.append(group.create_task(write_spans(tracer, clock), name="span file"))
             await _serve(ctx, world)
-            forwarding.cancel()
+            for task in beside:
+                task.cancel()
 
 
 async def _serve(ctx: RoleContext, world: World) -> None:

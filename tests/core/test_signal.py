@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from afore.core.clock import LoopClock
 from afore.core.signal import Signal
 from afore.testing import run_virtual
 
@@ -65,5 +68,20 @@ def test_a_cancelled_wait_leaves_the_signal_usable() -> None:
             await waiting
         assert not await signal.wait(200)
         assert now_ns() == 200_000
+
+    run_virtual(main)
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 5e4), st.floats(0.0, 1e5)), min_size=1, max_size=8))
+def test_no_deadline_is_looked_at_for_ever(waits: list[tuple[float, float]]) -> None:
+    """Deadlines are sums of floats, the clock counts whole nanoseconds: a timer may run just before its time."""
+
+    async def main() -> None:
+        signal = Signal()
+        for pause_us, timeout_us in waits:
+            await LoopClock().sleep_us(pause_us)
+            began_ns = now_ns()
+            assert not await signal.wait(timeout_us)
+            assert abs(now_ns() - began_ns - timeout_us * 1e3) <= 2
 
     run_virtual(main)

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from afore import __version__
 from afore.core.clock import LoopClock, WallClock
 from afore.core.errors import HostError
+from afore.core.spans import SPANS, Span, parse_header, parse_line, split_member
 from afore.core.target import Target
-from afore.core.trace import SPANS, Span, Tracer, parse_header, parse_line, split_member
+from afore.core.trace import Tracer
 from afore.testing import run_virtual
 
 TARGET = Target(3, 1, 17)
@@ -102,7 +103,7 @@ def test_nothing_is_written_before_flush_and_no_more_than_asked(tmp_path: Path) 
     assert len(read(path)[1]) == 11
 
 
-def test_a_full_buffer_drops_the_newest_and_counts(tmp_path: Path) -> None:
+def test_a_full_buffer_drops_the_oldest_and_counts(tmp_path: Path) -> None:
     tracer = Tracer("ffn-0", WallClock(), tmp_path, 3)
     for step in range(5):
         tracer.span("experts", Target(0, 0, step), step, step)
@@ -113,7 +114,7 @@ def test_a_full_buffer_drops_the_newest_and_counts(tmp_path: Path) -> None:
     tracer.span("experts", Target(0, 0, 9), 9, 9)
     tracer.close()
     _, lines = read(tmp_path / "ffn-0.jsonl")
-    assert [line.target.step for line in lines if isinstance(line, Span) and line.target] == [0, 1, 2, 9]
+    assert [line.target.step for line in lines if isinstance(line, Span) and line.target] == [4, 9]
     assert [line for line in lines if isinstance(line, dict)] == [
         {"dropped": 4},
         {"end": True, "records": 4, "dropped": 4},
@@ -212,7 +213,7 @@ def test_a_disk_that_fills_ends_the_trace_and_not_the_role(tmp_path: Path, caplo
     tracer = Tracer("ffn-0", WallClock(), tmp_path, listener=lambda process, batch: heard.extend(batch))
     assert tracer._file is not None
     tracer._file.close()
-    tracer._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115  # a disk without room
+    tracer._file._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115  # a disk without room
     tracer.span("wait", TARGET, 1, 2)
     with caplog.at_level(logging.WARNING):
         tracer.flush()
@@ -266,7 +267,7 @@ HEADER = {
 def test_a_header_is_read_as_it_is() -> None:
     assert parse_header(json.dumps(HEADER).encode())._asdict() == {
         name: value for name, value in HEADER.items() if name != "afore_trace"
-    }
+    } | {"segment": 0, "before": 0}
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_header(b"[" * 100_000)
 
@@ -283,6 +284,8 @@ def test_a_header_is_read_as_it_is() -> None:
         ({**HEADER, "host": ["h"]}, "a field of the header has the wrong type"),
         ({**HEADER, "rank": "0"}, "a field of the header has the wrong type"),
         ({**HEADER, "rank": -1}, "a field of the header has the wrong type"),
+        ({**HEADER, "segment": -1}, "a field of the header has the wrong type"),
+        ({**HEADER, "before": "2"}, "a field of the header has the wrong type"),
         ({**HEADER, "clock": "sun"}, "its clock is 'sun'"),
         ({**HEADER, "unix_base_ns": "x"}, "no time of its clocks"),
         ({**HEADER, "unix_base_ns": None}, "no time of its clocks"),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from afore.core.control import WIRE_VERSION
 from afore.core.errors import ConfigError
 from afore.core.trace import SPANS
 from afore.core.version import VERSION
@@ -36,6 +37,12 @@ def test_relative_links_and_anchors_resolve(page: Page) -> None:
         assert path.exists(), link
         if anchor:
             assert anchor in Page(str(path.relative_to(ROOT))).anchors, link
+
+
+@pages
+def test_the_wire_version_that_is_shown_is_the_present_one(page: Page) -> None:
+    for version in re.findall(r"speaks wire version (\d+)", page.text):
+        assert int(version) == WIRE_VERSION
 
 
 @pages

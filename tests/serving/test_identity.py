@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from afore.core.config import RunConfig, ServeOptions
 from afore.core.control import WIRE_VERSION
+from afore.core.environment import SECRET as SECRET_NAME
+from afore.core.environment import take_secret
 from afore.core.errors import CheckpointError, ConfigError, HostError
 from afore.core.topology import ROLES, Topology
 from afore.serving.identity import ClusterIdentity, flat, model_digest, read_secret
@@ -94,6 +97,13 @@ def test_another_model_is_refused_and_a_missing_one_named(tmp_path: Path) -> Non
         model_digest(RunConfig(model=str(tmp_path / "none")))
 
 
+def test_the_secret_of_the_environment_is_taken_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET_NAME, "abc")
+    assert take_secret() == "abc"
+    assert SECRET_NAME not in os.environ
+    assert take_secret() is None
+
+
 def test_a_secret_is_long_and_nobody_elses_to_read(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     assert read_secret(None) is None
@@ -105,6 +115,15 @@ def test_a_secret_is_long_and_nobody_elses_to_read(tmp_path: Path) -> None:
         read_secret(str(file))
     file.chmod(0o600)
     assert read_secret(str(file)) == SECRET
+    assert read_secret(None, SECRET.decode() + "\n") == read_secret(str(file), SECRET.decode()) == SECRET
+    with pytest.raises(ConfigError, match=r"^AFORE_SECRET: it is another secret") as refused:
+        read_secret(str(file), "x" * 40)
+    assert "xx" not in str(refused.value)
+    assert SECRET.decode() not in str(refused.value)
+    with pytest.raises(ConfigError, match=r"^AFORE_SECRET: .* 3 bytes, 16 are the least"):
+        read_secret(None, "abc")
+    with pytest.raises(ConfigError, match="is no file"):
+        read_secret(str(tmp_path))
     file.write_bytes(b"short")
     with pytest.raises(ConfigError, match="16 are the least"):
         read_secret(str(file))

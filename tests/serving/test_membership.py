@@ -59,7 +59,13 @@ def test_free_ranks_are_given_in_order_and_run_out_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("role", "rank", "problem"),
-    [("ffm", -1, "'ffm' is not a role"), ("ffn", 3, "ranks 0 to 2, not 3"), ("ffn", 0, "ffn-0 is already in")],
+    [
+        ("ffm", -1, "'ffm' is not a role"),
+        ("ffn", 3, "ranks 0 to 2, not 3"),
+        ("ffn", 0, "ffn-0 is already in"),
+        ("door", -1, "one door"),
+        ("door", 0, "one door"),
+    ],
 )
 def test_what_cannot_join_is_told_why(role: str, rank: int, problem: str) -> None:
     membership = joined([("ffn", 0)])

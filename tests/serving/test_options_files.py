@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from afore.core.errors import ConfigError
 from afore.core.version import VERSION
+from afore.serving import files
 from afore.serving.files import _first_key_twice
 from afore.serving.options import given_keys, parse, prepared
 
@@ -37,6 +38,12 @@ from afore.serving.options import given_keys, parse, prepared
         (b"a: &a [x, x]\nb: &b [*a, *a]\n", ["anchor or alias (a) in line 1"]),
         (b"<<: {ffn: 1}\n", ["key that is no plain text"]),
         (b'secret_file: "a\\0b"\n', ["topology.secret_file", "null character"]),
+        (b"", ["is empty"]),
+        (b"# nothing\n", ["holds no options"]),
+        (b"[1, 2]\n", ["holds no options"]),
+        (b"other.yaml\n", ["holds no options"]),
+        (b"redundant_slots_per_worker: [" + b"1, " * 300_000 + b"1]\n", ["more than 4,096 entries", "line 1"]),
+        (b"".join(b"k%d: 1\n" % n for n in range(50_000)), ["more than 4,096 entries"]),
         (b"redundant_slots_per_worker: [1, 1, 1, 99999999999999999999999]\n", ["per_worker", "from 0 to"]),
     ],
     ids=lambda value: "" if isinstance(value, bytes) else value[0],
@@ -131,6 +138,23 @@ def test_what_can_be_read_once_is_read_once(tmp_path: Path) -> None:
         writer.join()
         assert parse(arguments)[1].topology.ffn == 3
         assert "topology.ffn" in given_keys(arguments)
+
+
+@pytest.mark.parametrize("option", ["--config", "--topology"])
+def test_a_pipe_without_a_writer_is_refused(tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PATIENCE_S", 0.01)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="a pipe or a device that has not ended within"):
+        prepared([option, str(pipe)])
+    # A writer that says nothing, or never ends.
+    writer = os.open(pipe, os.O_RDWR)
+    try:
+        os.write(writer, b"ffn: 3\n")
+        with pytest.raises(ConfigError, match="a pipe or a device that has not ended within"):
+            prepared([option, str(pipe)])
+    finally:
+        os.close(writer)
 
 
 def test_worker_speeds_are_a_list_on_the_command_line_and_in_a_file(tmp_path: Path) -> None:

@@ -254,6 +254,13 @@ def test_leftovers_are_told_from_what_is_in_use(tmp_path: Path) -> None:
     assert "sweeps" in found.mend
 
 
+@pytest.mark.parametrize("name", [f"afore-x-{os.getpid()}-ring-1", "afore-x"], ids=["segment", "directory"])
+def test_what_no_cluster_makes_is_no_running_cluster(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)  # to open it would be to wait
+    check = check_stale(tmp_path)
+    assert (check.status, check.found) == ("warn", f"{name}: named like a cluster's, and nothing that one makes")
+
+
 def test_file_descriptors() -> None:
     assert check_files(FILES_ENOUGH, FILES_ENOUGH).status == "ok"
     assert check_files(-1, -1).found == "unlimited (hard unlimited)"

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import random
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from afore.core.control import WIRE_VERSION
-from afore.core.errors import ConfigError
+from afore.core.errors import ConfigError, PeerLost
 from afore.core.topology import ROLES
 from afore.serving.endpoints import host_id
 from afore.serving.identity import ClusterIdentity
 from afore.serving.rendezvous import Host
 from afore.tools import doctor
 from afore.tools.doctor_check import Check
-from afore.tools.doctor_meeting import CODEC, STEP_US, Met
+from afore.tools.doctor_meeting import CODEC, STEP_US, Meet, Met
 from afore.tools.doctor_peer import examine_peer, parse_peer
 from afore.tools.doctor_serve import DoctorServer
 from afore.transport.api import Channel
@@ -71,6 +74,44 @@ async def test_a_server_serves_many_and_nothing_of_them_stays() -> None:
         results = await asyncio.gather(*[examine(server.address) for _ in range(3)])
         assert all(check.status == "ok" for checks in results for check in checks)
     assert sum(line.endswith(": met") for line in said) == 3
+
+
+@contextlib.asynccontextmanager
+async def stranger(server: DoctorServer) -> AsyncIterator[Channel]:
+    """A channel to the server of somebody who is no doctor."""
+    fabric = TcpFabric(TcpConfig())
+    try:
+        channel = await fabric.dial(server.address, timeout_us=STEP_US)
+        try:
+            yield channel
+        finally:
+            await channel.close()
+    finally:
+        await fabric.close()
+
+
+@pytest.mark.parametrize("first", [{"kind": "nonsense"}, None])
+async def test_a_client_whose_first_words_are_wrong_or_missing_is_closed(first: dict[str, object] | None) -> None:
+    said: list[str] = []
+    server = DoctorServer("127.0.0.1:0", None, said.append, patience_us=5e6 if first else 1e3)
+    await server.open()
+    try:
+        async with stranger(server) as channel:
+            if first is not None:
+                await channel.send(first, timeout_us=STEP_US)
+            with pytest.raises(PeerLost):
+                await channel.receive(timeout_us=60e6)
+    finally:
+        await server.close()
+    assert len(said) == 1
+
+
+async def test_the_name_of_a_stranger_is_no_order_to_a_terminal() -> None:
+    async with serving() as (server, said), stranger(server) as channel:
+        await channel.send(CODEC.to_wire(Meet("\x1b]0;mine\x07\x1b[2J", ())), timeout_us=STEP_US)
+        await channel.receive(timeout_us=STEP_US)
+    assert said[0].startswith(" ]0;mine  [2J at ")
+    assert all(line.isprintable() for line in said)
 
 
 async def test_another_secret_fails_at_the_proof() -> None:
@@ -207,3 +248,44 @@ def test_two_processes(capsys: pytest.CaptureFixture[str]) -> None:
         finally:
             server.terminate()
         assert server.wait(20) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("drips", [False, True])
+def test_what_listens_and_speaks_another_language_ends_nothing_but_the_examination(drips: bool) -> None:
+    """Torch's client of a store may still be at it when the examination is over."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threads = [threading.Thread(target=_babble, args=(listener, drips, over), daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-m", "afore.tools.doctor", "--json", "--peer", address],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        over.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join(60)
+    assert done.returncode == 1
+    assert '"ok": false' in done.stdout
+    assert done.stderr == ""
+
+
+def _babble(listener: socket.socket, drips: bool, over: threading.Event) -> None:
+    """200 bytes that mean nothing to each client: at once, or one now and then."""
+    noise = random.Random(7).randbytes(200)
+    with contextlib.suppress(OSError):
+        while not over.is_set():
+            client, _ = listener.accept()
+            with client, contextlib.suppress(OSError):
+                for byte in noise if drips else ():
+                    client.sendall(bytes([byte]))
+                    over.wait(0.3)
+                if not drips:
+                    client.sendall(noise)
+                over.wait(20)

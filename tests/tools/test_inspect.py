@@ -250,7 +250,7 @@ def test_bad_input_is_one_line_and_status_2(
     assert run(tmp_path, "ring", "--path", str(tmp_path / "missing")) == 2
     assert "No such file" in one_line(capsys)
     assert run(tmp_path, "ring", "--path", str(tmp_path)) == 2
-    assert "Is a directory" in one_line(capsys)
+    assert "is no regular file" in one_line(capsys)
     assert run(tmp_path, "mailbox", "--path", running.ring_path) == 2
     assert "holds no mailbox" in one_line(capsys)
     noise = tmp_path / "noise"
@@ -311,6 +311,34 @@ def test_a_region_of_a_dead_process_is_told(running: Running, tmp_path: Path) ->
     assert any("1 of dead processes" in line for line in region_lines([after]))
 
 
+def test_what_is_no_regular_file_is_never_waited_for(
+    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fifo = tmp_path / "afore-x-1-ring-1"
+    os.mkfifo(fifo, 0o666)
+    (tmp_path / "afore-x-1-ring-2").symlink_to("/dev/zero")
+    (tmp_path / "afore-x-1-ring-3").mkdir()
+    assert len(list(regions(str(tmp_path), "one"))) == 2
+    assert run(tmp_path, "regions") == 0
+    assert "afore-x" not in capsys.readouterr().out
+    assert run(tmp_path, "ring") == 0
+    assert running.ring_path in capsys.readouterr().out
+    for argv in (["--path", str(fifo)], ["--run", "x"]):
+        assert run(tmp_path, "ring", *argv) == 2
+        assert "is no regular file" in one_line(capsys)
+
+
+def test_a_label_cannot_lead_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    segment = Segment(str(tmp_path), "one", label="x\x1b]0;gone\x07\n", region=1, nbytes=8, address="/tmp/\x1b[2J-1-1")
+    try:
+        assert run(tmp_path, "regions", "--run", "one") == 0
+    finally:
+        segment.close()
+    out = capsys.readouterr().out
+    assert "x ]0;gone" in out
+    assert all(line.isprintable() for line in out.splitlines())
+
+
 EXCHANGE = ExchangeLayout(num_microbatches=2, num_ffn=2, max_tokens=4, hidden=8, top_k=2)
 
 
@@ -351,6 +379,46 @@ def test_copies_of_a_node_are_found_and_shown(
         del copy, mirror
         for segment in (ring, inputs):
             segment.close()
+
+
+def test_inputs_are_shown_where_their_node_has_the_ring_itself(
+    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = MirrorLayout(2, EXCHANGE)
+    inputs = Segment(str(tmp_path), "one", label="ffn-0-inputs", region=6, nbytes=layout.nbytes, address="a")
+    try:
+        assert run(tmp_path, "inputs", "--of", "ffn-0") == 0
+    finally:
+        inputs.close()
+    assert capsys.readouterr().out.count("empty") == 4
+    assert run(tmp_path, "ring", "--of", "ffn-0") == 2
+    assert "leave out --of for the scheduler's" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("regions", "--of", "ffn-0"), ("regions", "--hexdump"), ("mailbox", "--of", "x"), ("ring", "--attention", "2")],
+)
+def test_options_without_a_use_are_refused(
+    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(tmp_path, *argv)
+    assert f"{argv[1]}: {argv[0]} has no use for it" in one_line(capsys)
+
+
+def test_a_reader_of_another_node_is_not_called_dead(
+    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ring = running.segments[0].view
+    ring[RING.reader_offset(1) :][:8] = (2).to_bytes(8, "little")  # as it writes from there
+    ring[RING.slot_offset(1) :][8:16] = bytes(8)  # as in a copy
+    assert run(tmp_path, "ring") == 0
+    out = capsys.readouterr().out
+    assert "last sequence 1 (ABORT of l2/m1/s1)" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["1", "1", "ABORT", "l2/m1/s1", "0", "0", "-", "NONE", "NONE", "cancels", "0"] in rows
+    assert ["ffn-1", "2", "0", "on", "its", "own", "node;", "it", "reads"] in rows
 
 
 def test_watching_looks_again(running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,6 +101,67 @@ def test_a_peer_that_never_came_is_named(tmp_path: Path, capsys: pytest.CaptureF
     assert "reply written; never: ffn-1" in capsys.readouterr().out
 
 
+def cut(path: Path, keep: int) -> None:
+    """As a kill leaves it: the header, ``keep`` records, and half of the next."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[: keep + 1]) + lines[keep + 1][:20])
+
+
+@pytest.mark.parametrize(
+    ("keep", "reach"),
+    [(0, "ffn-1: its file has no records"), (4, "ffn-1: its last record begins 29,500 µs before the target's begin")],
+)
+def test_of_a_file_that_does_not_reach_the_target_nothing_is_said_to_have_never_come(
+    keep: int, reach: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path)
+    cut(tmp_path / "ffn-1.jsonl", keep)
+    races = {race["step"]: race for race in explained(tmp_path, capsys)["races"]}
+    assert all(not race["missing"] for race in races.values())
+    assert {step for step, race in races.items() if race["unknown"] == ["ffn-1"]} == {"verdicts", "experts", "replies"}
+    assert main(["why", str(TARGET), str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert "never" not in shown.out
+    assert "reply written; no record of it from ffn-1" in shown.out
+    assert f"  {reach}" in shown.out
+    assert "ffn-1.jsonl: the last line is torn" in shown.err
+
+
+def test_a_file_cut_off_behind_the_target_knows_what_never_came(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, reply_of_1=False)
+    path = tmp_path / "ffn-1.jsonl"
+    *lines, _end = path.read_bytes().splitlines(keepends=True)
+    later = json.loads(lines[-2]) | {"step": 99}
+    later |= {"start_ns": later["start_ns"] + 10**9, "end_ns": later["end_ns"] + 10**9}
+    path.write_bytes(b"".join(lines))
+    assert {race["step"]: race for race in explained(tmp_path, capsys)["races"]}["replies"]["unknown"] == ["ffn-1"]
+    path.write_bytes(b"".join([*lines, json.dumps(later).encode() + b"\n"]))
+    assert {race["step"]: race for race in explained(tmp_path, capsys)["races"]}["replies"]["missing"] == ["ffn-1"]
+
+
+def test_where_records_were_lost_or_made_room_nobody_never_came(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, reply_of_1=False)
+    path = tmp_path / "ffn-1.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"dropped": 0', b'"dropped": 3').replace(b'"dropped":0', b'"dropped":3'))
+    why = explained(tmp_path, capsys)
+    assert {race["step"]: race for race in why["races"]}["replies"]["unknown"] == ["ffn-1"]
+    assert why["reach"] == ["ffn-1: 3 records of it are lost"]
+    header, *lines = whole.splitlines(keepends=True)
+    bounded = json.dumps(json.loads(header) | {"segment": 2, "before": 14}).encode() + b"\n"
+    path.unlink()
+    # What is left begins within the target.
+    (tmp_path / "ffn-1.2.jsonl").write_bytes(b"".join([bounded, *lines[-4:]]))
+    why = explained(tmp_path, capsys)
+    assert {race["step"]: race for race in why["races"]}["replies"]["unknown"] == ["ffn-1"]
+    assert why["reach"][0].startswith("ffn-1: its oldest records made room; its file begins ")
+    assert any("ffn-1.2.jsonl: the oldest 14 records made room" in problem for problem in why["problems"])
+
+
 def test_a_target_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path)
     assert main(["why", "l2/m1/s9", str(tmp_path)]) == 2

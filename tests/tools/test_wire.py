@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -157,7 +158,7 @@ def test_a_torn_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     path = tmp_path / "x.wire"
     writer = WireWriter(path, WallClock(), member="x-0", address="a")
     for number in range(5):
-        writer.add("message", number)
+        writer.add("entry", number, b"plan")
     writer.close()
     whole = path.read_bytes()
     borders, at = [], 0
@@ -169,6 +170,67 @@ def test_a_torn_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
         file = WireFile(path)
         assert len(list(file.records())) == sum(border <= cut for border in borders) - 1
         assert file.torn == (cut not in borders)
+
+
+DAMAGED = {
+    "no kind": [1, 2],
+    "no list": {"write": 1},
+    "unknown kind": ["x\x1b[2J", 1],
+    "message is a number": ["message", 1, "in", 1, "hub", 5],
+    "message has bytes for a key": ["message", 1, "in", 1, "hub", {b"@": 1}],
+    "message goes nowhere": ["message", 1, "up", 1, "hub", {}],
+    "region without fields": ["region", 1, "mailbox", [{"fabric": "shm"}]],
+    "region of one key": ["region", 1, "mailbox", [["shm"]]],
+    "write on no lane": ["write", 1, "p", 9, "a", 1, 0, b"", 0, None],
+    "write of text": ["write", 1, "p", 0, "a", 1, 0, "text", 4, None],
+    "write before its region": ["write", 1, "p", 0, "a", 1, -1, b"", 0, None],
+    "entry of a number": ["entry", 1, 2, 3],
+    "no target": ["asked", 1, -1],
+    "heard no list": ["heard", 1, 5],
+    "short end": ["end", 1, 2],
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_record_is_one_line_whatever_is_asked(
+    damaged: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "scheduler-0.wire"
+    writer = WireWriter(path, WallClock(), member="scheduler-0", address="a")
+    writer.add("region", "mailbox", [["shm", "a", 1, 8, "t"]])
+    writer.close()
+    body = msgpack.packb(damaged, use_bin_type=True)
+    path.write_bytes(path.read_bytes() + struct.pack("<I", len(body)) + body)
+    for argv in (["show", str(path)], ["show", "--json", str(path)], ["replay", str(tmp_path)]):
+        assert main(argv) == 2
+        err = capsys.readouterr().err
+        assert "holds a damaged record, number 2: " in err
+        assert err.rstrip("\n").isprintable()
+
+
+def test_maps_with_keys_of_bytes_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = WireWriter(tmp_path / "x.wire", WallClock(), member="x", address="a")
+    writer.add("message", "out", 1, "peer", {"@": "Odd", "inner": {b"\xff": [b"\x01"]}})
+    writer.close()
+    assert main(["show", "--json", str(tmp_path / "x.wire")]) == 0
+    first = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert first[5] == {"@": "Odd", "inner": {"ff": ["01"]}}
+
+
+def test_names_in_a_file_cannot_lead_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        WireWriter(tmp_path / f"{name}.wire", WallClock(), member="x\x1b[2J\n", address="a").close()
+    assert main(["replay", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "are both of x [2J" in err
+    assert err.rstrip("\n").isprintable()
+
+
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "x.wire")
+    assert main(["show", str(tmp_path / "x.wire")]) == 2
+    assert main(["replay", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("cannot be read: is no regular file") == 2
 
 
 @pytest.mark.parametrize(

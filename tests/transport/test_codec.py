@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from afore.core.errors import WireError
-from afore.transport.codec import ITEM_LIMIT, decode_message, encode_message
+from afore.transport import codec
+from afore.transport.codec import ITEM_LIMIT, MESSAGE_LIMIT, decode_message, encode_message
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | text | st.binary()
@@ -48,6 +51,28 @@ def test_any_bytes_are_a_message_or_a_wire_error(body: bytes) -> None:
 def test_what_is_sent_can_be_read(value: object) -> None:
     body = encode_message({"v": value}, limit=1 << 20, peer="p")
     assert decode_message(body, limit=1 << 20, peer="p") == {"v": value}
+
+
+@given(values, st.integers(0, 40), st.integers(0, 70_000))
+def test_what_a_message_really_holds_is_never_refused(value: object, times: int, many: int) -> None:
+    message = {"m": [value] * times, "long": [0] * many, "map": {str(key): key for key in range(times * 20)}}
+    body = msgpack.packb(message, use_bin_type=True)
+    codec._require_honest(body, "p")
+    assert decode_message(body, limit=MESSAGE_LIMIT, peer="p") == message
+
+
+@pytest.mark.parametrize("head", [b"\xdd\x00\x10\x00\x00", b"\xdc\xff\xff", b"\xdf\x00\x08\x00\x00\xa1k"])
+@pytest.mark.parametrize("pad", [0, 1 << 20], ids=["short", "padded"])
+def test_lists_within_lists_make_room_for_nothing_that_is_not_there(head: bytes, pad: int) -> None:
+    body = b"\x82\xa1p\xc6" + pad.to_bytes(4, "big") + bytes(pad) + b"\xa1k" + head * 1000
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match="not plain msgpack"):
+            decode_message(body, limit=MESSAGE_LIMIT, peer="p")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 16 << 20
 
 
 def test_a_sender_learns_of_what_a_reader_would_refuse() -> None:

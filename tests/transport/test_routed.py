@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from afore.core.errors import AccessRefused, PeerLost, RegionRevoked
+from afore.core.errors import AccessRefused, PeerLost, RegionRevoked, WireError
 from afore.transport.api import Channel, Lane, Link, Notification
 from afore.transport.routed import RoutedFabric
 from afore.transport.routed_names import RoutedAddress
@@ -58,6 +59,15 @@ async def test_memory_of_another_node_is_not_mapped(make: Make) -> None:
     region = owner.register(64, label="r")
     with pytest.raises(AccessRefused, match="on node a"):
         other.map(region.key)
+
+
+async def test_a_key_that_lacks_the_way_is_refused_typed(make: Make) -> None:
+    owner, other = make("a", "owner"), make("b", "other")
+    key = owner.register(64, label="r").key
+    cut = dataclasses.replace(key, token=key.token.partition(";")[0])
+    assert owner.resolve(cut).fabric == "shm"
+    with pytest.raises(WireError, match="has no key for tcp"):
+        other.resolve(cut)
 
 
 async def test_a_closed_region_is_closed_for_everybody(make: Make) -> None:

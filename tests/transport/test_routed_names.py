@@ -48,7 +48,28 @@ def test_a_key_survives_its_journey(token: str, nbytes: int, far: dict[str, tupl
     assert RoutedKey.parse(packed, "shm") == RoutedKey(near, keys)
 
 
-@pytest.mark.parametrize("token", ["t;tcp=", "t;tcp=x/y", "t;tcp=3", "t;nope=3/y", "t;=3/y", "t;tcp=-1/y"])
+@given(st.text(st.sampled_from("t;=/cp19vebrs")), st.integers(0, 99))
+def test_any_token_is_a_key_or_a_wire_error(token: str, region: int) -> None:
+    try:
+        routed = RoutedKey.parse(RegionKey(ROUTED, str(ADDRESS), region, 8, token), "shm")
+    except WireError:
+        return
+    assert routed.far.keys() <= ADDRESS.far.keys()
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "t;tcp=",
+        "t;tcp=x/y",
+        "t;tcp=3",
+        "t;nope=3/y",
+        "t;=3/y",
+        "t;tcp=-1/y",
+        "t;tcp=" + "9" * 5000 + "/y",
+        "t;tcp=1/a;tcp=2/b",
+    ],
+)
 def test_keys_that_cannot_be_are_refused(token: str) -> None:
     with pytest.raises(WireError):
         RoutedKey.parse(RegionKey(ROUTED, str(ADDRESS), 7, 8, token), "shm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import secrets
@@ -134,6 +135,25 @@ def test_bad_options_are_named(options: dict[str, Any]) -> None:
 async def test_a_short_secret_is_refused_and_leaves_nothing(run_id: str) -> None:
     with pytest.raises(ConfigError, match="guessed"):
         ShmFabric(ShmConfig(run_id=run_id, secret=b"short"))
+
+
+async def test_a_link_that_finds_no_second_descriptor_leaves_the_first_to_nobody(
+    run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = ShmFabric.create(run_id, "near"), ShmFabric.open(f"/dev/shm/afore-{run_id}", "far")
+
+    def full(initial: int, flags: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    before = sorted(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "eventfd", full)
+        with pytest.raises(PeerLost):
+            await near.connect(far.address, Lane.DATA, timeout_us=T_US)
+    assert far.refusals == {"HostError": 1}
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    await near.close()
+    await far.close()
 
 
 @pytest.mark.slow

@@ -138,6 +138,7 @@ def test_only_what_is_a_segment_and_is_the_key_s_is_mapped(tmp_path: Path) -> No
     (tmp_path / "afore-run-1-short-1").write_bytes(b"\xff")
     (tmp_path / "afore-run-1-link-1").symlink_to(tmp_path / made.name)
     (tmp_path / "afore-run-1-folder-1").mkdir()
+    os.mkfifo(tmp_path / "afore-run-1-fifo-1")
     for forged in (
         dataclasses.replace(good, nbytes=4095),
         dataclasses.replace(good, region=4),
@@ -150,7 +151,7 @@ def test_only_what_is_a_segment_and_is_the_key_s_is_mapped(tmp_path: Path) -> No
     ):
         with pytest.raises(AccessRefused):
             Mapping(str(tmp_path), forged, writable=True)
-    for token in ("afore-run-1-link-1", "afore-run-1-folder-1"):
+    for token in ("afore-run-1-link-1", "afore-run-1-folder-1", "afore-run-1-fifo-1"):
         with pytest.raises((AccessRefused, HostError)):
             Mapping(str(tmp_path), dataclasses.replace(good, token=token), writable=True)
     made.close()

@@ -12,6 +12,7 @@ import pytest
 
 from afore.core.clock import deadline
 from afore.core.errors import ConfigError, DeadlineExceeded, HostError, PeerLost
+from afore.transport import sockets
 from afore.transport.unix_sockets import UnixListener, connect_unix, somebody_listens
 
 
@@ -89,7 +90,10 @@ async def test_a_full_backlog_is_waited_out(tmp_path: Path) -> None:
         second.close()
 
 
-async def test_a_full_table_of_descriptors_is_survived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_full_table_of_descriptors_is_survived(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "_RETRY_ACCEPT_S", 0)
     guests = Guests()
     path = str(tmp_path / "hub")
     listener = UnixListener(path, guests)
@@ -106,6 +110,13 @@ async def test_a_full_table_of_descriptors_is_survived(tmp_path: Path, caplog: p
         await asyncio.sleep(0)
         assert "ulimit -n" in caplog.text
         assert not guests.sockets
+        # Looked at again and again, said ever more rarely.
+        for _ in range(10_000):
+            if listener.pauses >= 40:
+                break
+            await asyncio.sleep(0)
+        said = [record.message for record in caplog.records if "cannot accept" in record.message]
+        assert [line.partition(", ")[2].split()[0] for line in said] == ["1", "2", "4", "8", "16", "32"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     await asyncio.wait_for(guests.came.wait(), 20)

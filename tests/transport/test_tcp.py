@@ -25,6 +25,7 @@ from afore.core.errors import (
     WireError,
 )
 from afore.core.link_options import TcpOptions
+from afore.transport import tcp_link
 from afore.transport.api import Lane, Link, Region, RegionKey
 from afore.transport.handshake import Identity, Purpose, admit, introduce, receive_hello
 from afore.transport.private_segment import PrivateSegment
@@ -32,6 +33,7 @@ from afore.transport.records import (
     FRAME,
     FRAME_MAGIC,
     FRAME_NOTIFIES,
+    FRAME_READS,
     LINK_TERMS,
     NEWS,
     NEWS_CREDIT,
@@ -41,6 +43,7 @@ from afore.transport.shm_segments import read_header
 from afore.transport.sockets import receive_exactly, send_all
 from afore.transport.tcp import TcpConfig, TcpFabric
 from afore.transport.tcp_keys import new_key, require_genuine
+from afore.transport.tcp_link import TcpLink
 from afore.transport.tcp_sockets import connect_tcp
 from tests.transport.conformance.helpers import raises_soon
 
@@ -198,9 +201,9 @@ async def test_a_writer_waits_while_its_peer_does_not_read(make: Make) -> None:
                 await asyncio.sleep(0)
 
 
-async def raw_link(make: Make) -> tuple[socket.socket, TcpFabric, Region, int]:
+async def raw_link(make: Make, **options: Any) -> tuple[socket.socket, TcpFabric, Region, int]:
     """A writer that keeps to no rule, after an honest handshake; with the region's token."""
-    far = make(credits=4)
+    far = make(credits=4, **options)
     region = far.register(64, label="r")
     sock = await connect_tcp(far.address, TcpOptions())
     await introduce(
@@ -234,6 +237,48 @@ async def test_a_writer_that_breaks_the_rules_loses_its_link_and_nothing_else_ha
     while 7 not in taken:
         taken += [told.immediate for told in await region.notified(timeout_us=T_US)]
     assert taken[:-1] == ([3] * 4 if kind == "no credit" else [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [0, FRAME_READS], ids=["writes", "reads"])
+async def test_a_writer_that_never_reads_of_its_closed_regions_loses_its_link(
+    make: Make, monkeypatch: pytest.MonkeyPatch, flags: int
+) -> None:
+    """What its kernel does not take is not kept for ever: the limit is small here, and nothing else ends this link."""
+    monkeypatch.setattr(tcp_link, "NEWS_LIMIT", 100)
+    # Not the kernel is to end it, where the machine is slow.
+    sock, far, region, number = await raw_link(make, tuning=TcpOptions(unacknowledged_ms=600_000))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    stale = FRAME.pack(FRAME_MAGIC, flags, 1, 0, number ^ 1, 0, 0) * 1000
+    with sock, pytest.raises(PeerLost):  # noqa: PT012  # how much the kernels hold is their affair
+        for _ in range(2_000):
+            await send_all(sock, stale, "far")
+    assert far.refusals == {"WireError": 1}
+    friend = await make().connect(far.address, Lane.DATA, timeout_us=T_US)
+    await friend.write(region.key, 0, b"ok", notify=7, timeout_us=T_US)
+    assert [told.immediate for told in await region.notified(timeout_us=T_US)] == [7]
+
+
+async def test_an_endpoint_whose_close_is_cut_short_listens_no_more(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing = asyncio.Event()
+
+    async def close(link: TcpLink) -> None:
+        closing.set()
+        await asyncio.Event().wait()  # a peer that cannot be reached
+
+    near, far = make(), make()
+    await near.connect(far.address, Lane.DATA, timeout_us=T_US)
+    with monkeypatch.context() as patched:
+        patched.setattr(TcpLink, "close", close)
+        ending = asyncio.create_task(near.close())
+        await closing.wait()
+        ending.cancel()
+        await asyncio.wait({ending})
+    assert ending.cancelled()
+    with pytest.raises(PeerLost):
+        await connect_tcp(near.address, TcpOptions())
 
 
 @pytest.mark.parametrize("said", [NEWS.pack(NEWS_MAGIC, NEWS_CREDIT, 1), b"\xff" * 64], ids=["credit", "noise"])

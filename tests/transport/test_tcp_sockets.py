@@ -91,6 +91,20 @@ async def test_a_connection_that_meets_itself_is_nobody() -> None:
             await connect_to(sock, here, "itself")
 
 
+async def test_where_no_connection_can_be_the_kernel_has_the_word() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        closed = f"127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(PeerLost, match=r"nobody listens there \(Connection refused\)"):
+            await connect_tcp(closed, TcpOptions())
+    # From a socket that is bound to loopback no way leads beyond it.
+    with socket.socket() as bound:
+        bound.setblocking(False)
+        bound.bind(("127.0.0.1", 0))
+        with pytest.raises(PeerLost, match=r"it cannot be reached \((Invalid argument|Network is unreachable)\)"):
+            await connect_to(bound, ("192.0.2.1", 9), "192.0.2.1:9")
+
+
 async def test_a_connect_that_is_not_answered_ends_in_its_deadline() -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))

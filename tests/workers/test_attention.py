@@ -198,7 +198,7 @@ async def test_a_lost_attention_worker_ends_prefill_with_an_error_that_names_it(
 
 @virtual_test
 async def test_replies_that_do_not_come_end_the_role_at_the_deadline(
-    experts: ExpertsOfCheckpoint, prompts: list[list[int]]
+    experts: ExpertsOfCheckpoint, prompts: list[list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Rig(make_config(attention=1, ffn=2, microbatches=1), experts, clock=LoopClock()) as rig:
         sequence = Sequence(0, prompts[0], await rig.admit(0, 0, prompts[0], NEW_TOKENS))
@@ -207,6 +207,9 @@ async def test_replies_that_do_not_come_end_the_role_at_the_deadline(
         assert (await rig.loss_of("attention-0")).startswith(
             "DeadlineExceeded: peer ffn-0, ffn-1: no reply to l1/m0/s0"
         )
+    # While they might still have come, the log has named them.
+    (warned,) = [record.getMessage() for record in caplog.records if "counts as lost" in record.getMessage()]
+    assert warned.startswith("ffn-0, ffn-1: no reply to l1/m0/s0 for ")
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ async def test_a_bell_that_is_not_for_an_ffn_worker_is_refused() -> None:
 
 
 @virtual_test(seeds=SEEDS)
-async def test_a_silent_neighbour_is_named() -> None:
+async def test_a_silent_neighbour_is_named(caplog: pytest.LogCaptureFixture) -> None:
     config = SHAPE.config(verdict_s=0.5)
     async with emulated(SHAPE, config=config) as (rig, _):
 
@@ -152,8 +152,11 @@ async def test_a_silent_neighbour_is_named() -> None:
                 await publish(rig, batch(rig, 0), Share(0, 1, 0, 1, -1), copies=((0, 1, 0),))
                 await rig.clock.sleep_us(1e6)
 
+        caplog.clear()
         with pytest.raises(DeadlineExceeded, match=r"peer ffn-2: no verdict on plan 0 within 0\.5 s"):
             await serve()
+    warned = [record.getMessage() for record in caplog.records if "no verdict" in record.getMessage()]
+    assert set(warned) == {"ffn-2: no verdict on plan 0 for 0.1 s; after 0.5 s it counts as lost"}
 
 
 @virtual_test(seeds=SEEDS)

@@ -13,7 +13,8 @@ from afore.core.config import BatchOptions, RunConfig
 from afore.core.topology import ATTENTION, SCHEDULER, Topology
 from afore.models.bundle import bundled_model_path
 from afore.models.reference import Reference
-from afore.serving.engine import Engine, Limits
+from afore.serving.admission import Limits
+from afore.serving.engine import Engine
 from afore.serving.hub import Hub
 from afore.testing import virtual_test
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from afore.tools.bench.files import write_whole
@@ -16,6 +17,8 @@ from afore.tools.printable import unmarked
 
 TAIL: Final = ("p99_us", "p99.9_us", "max_us")
 TAIL_COLUMNS: Final = ("p99", "p99.9", "max")
+ANY_WIDTH: Final = 10_000
+"""Wider than any table."""
 
 
 def conclude(
@@ -63,6 +66,36 @@ def table(title: str, *columns: str, left: int = 1) -> Table:
     for number, column in enumerate(columns):
         made.add_column(column, justify="left" if number < left else "right")
     return made
+
+
+def put(made: Table, console: Console) -> None:
+    """Prints a table; one that is wider than the console in parts, each with the first columns again: no number is cut."""
+    left = next((at for at, column in enumerate(made.columns) if column.justify != "left"), len(made.columns))
+    begin, end = left, len(made.columns)
+    while True:
+        part = _part(made, [*range(left), *range(begin, end)], continued=begin > left)
+        if end > begin + 1 and _width(part, console) > console.width:
+            end -= 1
+            continue
+        console.print(part)
+        if end == len(made.columns):
+            return
+        begin, end = end, len(made.columns)
+
+
+def _part(made: Table, places: Sequence[int], *, continued: bool) -> Table:
+    columns = [made.columns[place] for place in places]
+    part = Table(title=f"{made.title}, continued" if continued else made.title, title_justify="left")
+    for column in columns:
+        part.add_column(column.header, justify=column.justify)
+    for row, cells in zip(made.rows, zip(*(column.cells for column in columns), strict=True), strict=True):
+        part.add_row(*cells, end_section=row.end_section)
+    return part
+
+
+def _width(made: Table, console: Console) -> int:
+    """Columns of a terminal that it takes where nothing is cut."""
+    return Measurement.get(console, console.options.update(max_width=ANY_WIDTH), made).maximum
 
 
 def between_rounds(figure: Mapping[str, Any]) -> str:

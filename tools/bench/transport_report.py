@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from afore.tools.bench.figures_report import TAIL_COLUMNS, between_rounds, closing, opening, short, table, tail, us
+from afore.tools.bench.figures_report import TAIL_COLUMNS, between_rounds, closing, opening, put, short, table, tail, us
 from afore.tools.bench.files import write_whole
 from afore.tools.bench.machine import report_console
 from afore.tools.bench.plot import check_plot, plot_library
@@ -54,7 +54,7 @@ def _latencies(name: str, way: Mapping[str, Any], rounds: int, console: Console)
                 *_cells(found[key]),
                 short(found["cpu_s_per_million"]) if first else "",
             )
-    console.print(rows)
+    put(rows, console)
 
 
 def _streams(fabrics: Mapping[str, Any], console: Console) -> None:
@@ -71,7 +71,7 @@ def _streams(fabrics: Mapping[str, Any], console: Console) -> None:
                 short(stream["cpu_s_per_million"]),
             )
         rows.add_section()
-    console.print(rows)
+    put(rows, console)
 
 
 def _beside(report: Mapping[str, Any], console: Console) -> None:
@@ -90,7 +90,7 @@ def _beside(report: Mapping[str, Any], console: Console) -> None:
             short(found["cpu_s_per_million"]),
             f"{ratio['median']:.2f}" if ratio else "",
         )
-    console.print(rows)
+    put(rows, console)
     for name, way in report["ways"].items():
         if way["peer"]:
             console.print(f"{name}: {unmarked(way['arrives'])}", style="dim", soft_wrap=True)
@@ -123,7 +123,7 @@ def _crowd(crowd: Mapping[str, Any], console: Console) -> None:
             f"{found['best_tail_rounds']}",
             f"{found['least_cpu_rounds']}",
         )
-    console.print(rows)
+    put(rows, console)
 
 
 def draw(report: Mapping[str, Any], path: str) -> None:

@@ -287,12 +287,17 @@ class VerbsFabric:
     async def close(self) -> None:
         self._door.shut()
         async with self._closing:
-            if self._links:
-                await asyncio.gather(*[link.close() for link in self._links])
-            # Before the regions: peers learn that the endpoint is gone, not that this region or that is closed.
-            for inbound in list(self._inbound):
-                inbound.close()
-            for region in list(self.regions.values()):
-                region.close()
-            await self._door.close()
-            self._nic.close()
+            try:
+                if self._links:
+                    await asyncio.gather(*[link.close() for link in self._links])
+            finally:
+                # Also where closing is cut short. Before the regions: peers learn that the endpoint is gone, not that this
+                # region or that is closed.
+                for inbound in list(self._inbound):
+                    inbound.close()
+                for region in list(self.regions.values()):
+                    region.close()
+                try:
+                    await self._door.close()
+                finally:
+                    self._nic.close()

@@ -106,17 +106,18 @@ class _Doors:
     async def completions(self, request: Request) -> Response:
         body = await self._body(request, CompletionRequest)
         self._desk.check_serving()
-        return await self._generate(request, self._desk.completion(body), stream=body.stream)
+        return await self._generate(request, await self._desk.completion(body), stream=body.stream)
 
     async def chat(self, request: Request) -> Response:
         body = await self._body(request, ChatRequest)
         self._desk.check_serving()
-        return await self._generate(request, self._desk.chat(body), stream=body.stream)
+        return await self._generate(request, await self._desk.chat(body), stream=body.stream)
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._body(request, TokenizeRequest)
         self._desk.check_model(body.model)
-        ids = self._desk.encode_chat(body.messages) if body.messages else self._desk.encode(body.prompt or "", "prompt")
+        desk = self._desk
+        ids = await (desk.encode_chat(body.messages) if body.messages else desk.encode(body.prompt or "", "prompt"))
         return Json({"count": len(ids), "max_model_len": self._engine.limits.max_model_len, "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:

@@ -20,13 +20,12 @@ from afore.serving.http.schemas import ChatRequest, CompletionRequest, Generatio
 from afore.serving.hub import Hub
 from afore.serving.local import Ask, LocalClient
 from afore.serving.spec import model_name
+from afore.serving.texts import most_characters
 
 DEFAULT_MAX_TOKENS = 16
 """Of /v1/completions, as OpenAI has it; a chat answers as long as there is room."""
 MOST_OUTPUTS = 1024
 """Prompts times choices of one request."""
-SHRINKS = 4
-"""How many times shorter than its text the tokens' spellings may be (Unicode normalisation), at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +48,7 @@ class Desk:
         self._hub = hub
         self._limits = engine.limits
         self._text = text
+        self._reader = engine.reader
         self._client = client
         self._seeds = random.Random(config.seed)
         self.model = model_name(config)
@@ -77,20 +77,20 @@ class Desk:
                 code="model_not_found",
             )
 
-    def completion(self, body: CompletionRequest) -> Job:
+    async def completion(self, body: CompletionRequest) -> Job:
         """The job of a completion. Raises ``ApiError``."""
         self.check_model(body.model)
-        prompts = self._prompts(body)
+        prompts = await self._prompts(body)
         prefixes = [self._echoed(body.prompt, ids, number) if body.echo else "" for number, ids in enumerate(prompts)]
         most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         logprobs = -1 if body.logprobs is None else body.logprobs
         form = CompletionForm(self._text, logprobs=logprobs >= 0)
         return self._job(body, prompts, prefixes, most, "max_tokens", logprobs, form, "prompt")
 
-    def chat(self, body: ChatRequest) -> Job:
+    async def chat(self, body: ChatRequest) -> Job:
         """The job of a chat completion. Raises ``ApiError``."""
         self.check_model(body.model)
-        ids = self.encode_chat(body.messages)
+        ids = await self.encode_chat(body.messages)
         name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         most = body.max_completion_tokens or body.max_tokens
         if most is None:
@@ -99,11 +99,11 @@ class Desk:
         form = ChatForm(self._text, logprobs=body.logprobs)
         return self._job(body, [ids], [""], most, name, logprobs, form, "messages")
 
-    def encode(self, text: str, field: str) -> list[int]:
+    async def encode(self, text: str, field: str) -> list[int]:
         """Tokens of a plain text. Raises ``ApiError``."""
-        return self._tokenizer(field, text).encode(text)
+        return await self._reader.read(self._tokenizer(field, text).encode, text)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    async def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a conversation as the model sees it. Raises ``ApiError``."""
         plain = [
             {"role": "system" if message.role == "developer" else message.role, "content": message.text}
@@ -114,7 +114,7 @@ class Desk:
             rendered = text.render_chat(plain)
         except ValueError as error:
             raise bad_field("messages", str(error)) from None
-        return text.encode_rendered(rendered)
+        return await self._reader.read(text.encode_rendered, rendered)
 
     def decode(self, token_ids: Sequence[int], field: str) -> str:
         """Text of tokens. Raises ``ApiError`` for tokens that the model does not have."""
@@ -211,12 +211,12 @@ class Desk:
             prompt_field=prompt_field,
         )
 
-    def _prompts(self, body: CompletionRequest) -> list[list[int]]:
+    async def _prompts(self, body: CompletionRequest) -> list[list[int]]:
         prompt = body.prompt
         if isinstance(prompt, str):
-            prompts = [self.encode(prompt, "prompt")]
+            prompts = [await self.encode(prompt, "prompt")]
         elif prompt and isinstance(prompt[0], str):
-            prompts = [self.encode(str(text), "prompt") for text in prompt]
+            prompts = [await self.encode(str(text), "prompt") for text in prompt]
         elif prompt and isinstance(prompt[0], list):
             prompts = [ids for ids in prompt if isinstance(ids, list)]
         else:
@@ -239,7 +239,7 @@ class Desk:
         """The tokenizer. Raises ``ApiError`` without one, and for texts that cannot fit before time is spent on them."""
         if self._text is None:
             raise bad_field(field, "this model has no tokenizer; send token ids as prompt of /v1/completions")
-        most = self._limits.max_model_len * self._text.longest_token * SHRINKS
+        most = most_characters(self._limits.max_model_len, self._text.longest_token)
         if sum(map(len, texts)) > most:
             raise bad_field(
                 field, f"longer than {self._limits.max_model_len} tokens can be; shorten it", "context_length_exceeded"

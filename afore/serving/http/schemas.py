@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from afore.serving.engine import MOST_LOGPROBS, MOST_STOP_CHARACTERS, MOST_STOPS
+from afore.serving.admission import MOST_LOGPROBS, MOST_STOP_CHARACTERS, MOST_STOPS
 
 MOST_CHOICES = 128
 """n, and prompts of one request."""

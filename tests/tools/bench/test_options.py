@@ -88,7 +88,10 @@ def test_numbers_out_of_range_are_usage_errors(line: str, capsys: pytest.Capture
 
 def test_no_benchmark_at_all_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert capsys.readouterr().err == "bench: benchmark: none is named; give one of: serve, path, transport, planner\n"
+    assert (
+        capsys.readouterr().err
+        == "bench: benchmark: none is named; give one of: serve, path, transport, virtual, planner\n"
+    )
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"]])

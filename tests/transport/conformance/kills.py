@@ -1,6 +1,7 @@
 """Peers that are killed at every step of what they do, and a survivor that is counted afterwards.
 
     python -m tests.transport.conformance.kills --fabric tcp --count 200
+    python -m tests.transport.conformance.kills --fabric verbs --api pyverbs    where there is an RDMA device
 
 A victim is a process that meets the survivor, writes, is written to, closes a region and leaves. It counts the lines of
 ``afore.transport`` that it executes, and kills itself (SIGKILL) at a given one: so every step of a handshake, of a write and of an
@@ -26,11 +27,15 @@ from afore.core.errors import TransportError
 from afore.transport.api import Channel, Lane, Region, RegionKey
 from afore.transport.shm import sweep_stale
 from tests.transport.conformance.puppet import ended, fork_server
+from tests.transport.conformance.verbs_world import VERBS_WORLDS
 from tests.transport.conformance.victim import STEP_US, WORD, WRITES, live
 from tests.transport.conformance.worlds import ShmWorld, StreamWorld, TcpWorld
 
 WORLDS: dict[str, type[ShmWorld] | type[TcpWorld]] = {"shm": ShmWorld, "tcp": TcpWorld}
+"""Those of every machine; ``verbs`` has one for each binding."""
 NEVER = 1 << 40
+TRIES = 20
+"""Lives until one of them ends by a kill: the last lines come in another order from run to run, so a life may be too short."""
 
 
 @dataclass
@@ -129,34 +134,47 @@ async def kill_peers(world: StreamWorld, count: int, seed: int) -> Survivor:
     at_first = await survivor.settle()
     chance = random.Random(seed)
     for number in range(count):
-        # One in each of ``count`` equal parts; the last lines come in another order from run to run, so not all kill.
-        await survivor.outlive(f"victim{number}", int((number + chance.random()) * whole / count) + 1)
+        # One in each of ``count`` equal parts.
+        doom_at = int((number + chance.random()) * whole / count) + 1
+        for _ in range(TRIES):
+            lived = await survivor.outlive(f"victim{number}", doom_at)
+            if not lived:
+                break
+            doom_at = max(1, lived - chance.randrange(whole // count + 1))
     after = await survivor.settle()
     # The survivor still serves.
     await survivor.outlive("last", NEVER)
+    assert survivor.kills == count, f"{survivor.kills} of {count} peers were killed"
     assert after == at_first, f"descriptors, mappings, names: {at_first} before, {after} after {count} kills"
     return survivor
 
 
-async def _run(fabric: str, count: int, seed: int) -> None:
-    world = WORLDS[fabric]()
+async def _run(name: str, world: StreamWorld, count: int, seed: int) -> None:
     survivor = await kill_peers(world, count, seed)
     counts = await survivor.settle()
     await world.close()
     assert world.residue() == []
     sys.stdout.write(
-        f"{fabric}: {survivor.kills} of {count} peers killed; {counts[0]} descriptors, {counts[1]} mappings and "
+        f"{name}: {survivor.kills} of {count} peers killed; {counts[0]} descriptors, {counts[1]} mappings and "
         f"{counts[2]} names as before; operations of the survivor ended with {dict(survivor.errors)}\n"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Kill peers at every step; count what is left.")
-    parser.add_argument("--fabric", choices=WORLDS, default="tcp")
+    parser.add_argument("--fabric", choices=(*WORLDS, "verbs"), default="tcp")
+    parser.add_argument("--api", choices=VERBS_WORLDS, default="pyverbs", help="verbs: the binding")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    asyncio.run(_run(options.fabric, options.count, options.seed))
+    verbs = options.fabric == "verbs"
+    name = f"verbs over {options.api}" if verbs else options.fabric
+    made = VERBS_WORLDS[options.api] if verbs else WORLDS[options.fabric]
+
+    async def run() -> None:
+        await _run(name, made(), options.count, options.seed)
+
+    asyncio.run(run())
 
 
 if __name__ == "__main__":

@@ -253,6 +253,22 @@ async def test_a_writer_that_does_not_let_go_loses_its_link(make: Make, wire: Wi
     wire.lag = 0
 
 
+async def test_an_endpoint_whose_close_is_cut_short_listens_no_more(make: Make, wire: Wire) -> None:
+    link, region, near = await pair(make, linger_us=T_US)
+    await link.write(region.key, 0, b"x", timeout_us=T_US)
+    wire.lag = 1 << 30  # nothing completes: closing waits for it
+    await link.write(region.key, 0, b"y", timeout_us=T_US)
+    closing = asyncio.create_task(near.close())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    assert closing.cancelled()
+    wire.lag = 0
+    with pytest.raises(PeerLost):
+        await make().connect(near.address, Lane.DATA, timeout_us=T_US)
+
+
 async def test_a_region_s_registration_lives_until_its_writers_let_go(make: Make, wire: Wire) -> None:
     link, region, _ = await pair(make)
     await link.write(region.key, 0, b"x", timeout_us=T_US)
