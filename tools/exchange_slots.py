@@ -16,7 +16,7 @@ from afore.transport.exchange import meant
 from afore.transport.records import CACHE_LINE, INPUT_HEADER, REPLY_HEADER
 from afore.transport.shm_segments import HEADER_BYTES
 
-MOST_SHAPES = 50_000
+MOST_SHAPES = 4096
 """Of each of two kinds, tried before a region is given up: well under a second of work, and far beyond what ids take."""
 LEAST_HIDDEN_PER_ID = 4
 """D / K is at least this in any model: a row of hidden is longer than its ids."""
@@ -49,19 +49,17 @@ class Shape:
 
 
 def find_shape(file: BinaryIO, nbytes: int, num_microbatches: int, num_ffn: int, epoch: int) -> Shape | None:
-    """The shape of the region of ``nbytes`` behind a segment's header; none before replies of a microbatch are there, and where
-    more than one fits. Raises ``OSError``.
+    """The shape of the region of ``nbytes`` behind a segment's header; none before replies of microbatch 0 are there.
+
+    Raises ``OSError``.
     """
-    found: Shape | None = None
     if INPUT_HEADER.unpack_from(_read(file, 0, INPUT_HEADER.nbytes))[1] != epoch:
         return None  # nothing was ever written
     for input_nbytes, reply_nbytes in _possible(nbytes // num_microbatches, num_ffn):
         shape = Shape(num_microbatches, num_ffn, input_nbytes, reply_nbytes)
         if _fits(file, shape, epoch):
-            if found is not None:
-                return None
-            found = shape
-    return found
+            return shape
+    return None
 
 
 def _possible(each: int, num_ffn: int) -> Iterator[tuple[int, int]]:
@@ -125,3 +123,15 @@ def _target(word: int, microbatch: int) -> Target | None:
 def _read(file: BinaryIO, offset: int, nbytes: int) -> bytes:
     raw = os.pread(file.fileno(), nbytes, HEADER_BYTES + offset)
     return raw.ljust(nbytes, b"\0")
+
+
+def read_mirror(
+    file: BinaryIO, nbytes: int, num_attention: int, num_microbatches: int, epoch: int
+) -> dict[int, tuple[Target | None, ...]]:
+    """What a node's copy of inputs has published, by attention worker that has written there. Raises ``OSError``."""
+    size = nbytes // (num_attention * num_microbatches)
+    inputs_A = {
+        a: tuple(_input(file, (a * num_microbatches + m) * size, m, epoch) for m in range(num_microbatches))
+        for a in range(num_attention)
+    }
+    return {a: inputs_M for a, inputs_M in inputs_A.items() if any(inputs_M)}

@@ -16,11 +16,9 @@ from afore.core.plan import EntryKind
 from afore.core.regular_file import open_regular
 from afore.core.target import Target
 from afore.core.topology import ATTENTION, FFN, SCHEDULER, member_name
-from afore.tools.exchange_slots import Shape, Slots, find_shape, read_slots
-from afore.tools.inspect_regions import input_slots
+from afore.tools.exchange_slots import Shape, Slots, find_shape, read_mirror, read_slots
 from afore.tools.segments import MIRROR, Listed, find, named_regions
 from afore.transport.mailbox import VectorState
-from afore.transport.shm_segments import HEADER_BYTES
 from afore.transport.snapshot import MailboxSnapshot, RingSnapshot, mailbox_snapshot, ring_snapshot
 
 LOOKS: Final = 3
@@ -98,17 +96,12 @@ class LinkReader:
 
     def _mirrored(self, mailbox: MailboxSnapshot, epoch: int, num_attention: int) -> dict[int, Targets]:
         """What this node's copy of inputs has published, by attention worker; empty where there is none."""
-        with contextlib.suppress(ConfigError, OSError):
+        with contextlib.suppress(OSError):
             for one in self._living(lambda label: (match := MIRROR.fullmatch(label)) and match["what"] == "inputs"):
                 with open_regular(one.path) as file:
-                    file.seek(HEADER_BYTES)
-                    slots = input_slots(
-                        file.read(one.header.nbytes), num_attention, mailbox.layout.num_microbatches
+                    return read_mirror(
+                        file, one.header.nbytes, num_attention, mailbox.layout.num_microbatches, epoch
                     )  # fmt: skip
-                return {
-                    a: tuple(slot.published for slot in slots if slot.attention == a)
-                    for a in {slot.attention for slot in slots if slot.epoch == epoch}
-                }
         return {}
 
     def _exchange(self, member: str, num_microbatches: int, num_ffn: int, epoch: int) -> Slots | None:
