@@ -50,18 +50,24 @@ class Listed:
 def regions(root: str, run: str | None, proc: str = "/proc") -> Iterator[Listed]:
     """Every region that can be read, named ones first, then those of processes whose descriptors may be looked at."""
     runs: dict[int, str] = {}
-    for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
-        match = NAME.fullmatch(name)
-        if match and run in (None, match["run"]):
-            listed = _listed(f"{root}/{name}", match["run"], "shm")
-            if listed is not None:
-                runs[listed.header.pid] = match["run"]
-                yield listed
+    for named in named_regions(root, run):
+        runs[named.header.pid] = named.run
+        yield named
     for path in _memory_files(proc):
         listed = _listed(path, "", "private")
         if listed is not None and (run is None or listed.header.pid in runs):
             # Nothing names the run of nameless memory but what else its process has.
             yield dataclasses.replace(listed, run=runs.get(listed.header.pid, ""))
+
+
+def named_regions(root: str, run: str | None) -> Iterator[Listed]:
+    """Those with a name in ``root`` alone: a directory's worth of work, whatever else runs on the machine."""
+    for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
+        match = NAME.fullmatch(name)
+        if match and run in (None, match["run"]):
+            listed = _listed(f"{root}/{name}", match["run"], "shm")
+            if listed is not None:
+                yield listed
 
 
 def _memory_files(proc: str) -> Iterator[str]:

@@ -24,6 +24,7 @@ from afore.tools.bench.machine import report_console
 from afore.tools.bench.parser import Parser
 from afore.tools.bench.signals import until_signalled
 from afore.tools.ending import end_with
+from afore.tools.top_links import LinkReader
 from afore.transport.shm import ShmFabric
 from afore.transport.shm_segments import ROOT
 
@@ -78,13 +79,14 @@ async def _show(client: Client, directory: Path, clock: WallClock, options: argp
     console = report_console()
     live = None if options.once or options.json or not console.is_terminal else Live(console=console, screen=False)
     name = directory.name.removeprefix("afore-")
-    before = await top_sample.take(client, directory, clock)
+    reader = LinkReader(directory)
+    before = await top_sample.take(client, directory, reader, clock)
     if live is not None:
         live.start()
     try:
         while True:
             await clock.sleep_us(options.interval * 1e6)
-            after = await top_sample.take(client, directory, clock)
+            after = await top_sample.take(client, directory, reader, clock)
             found = top_view.figures(before, after, name)
             _put(found, options, console, live)
             if options.once or after.lost:
@@ -122,7 +124,7 @@ def _interval(text: str) -> float:
 def _parser() -> Parser:
     parser = Parser(
         prog="python -m afore.tools.top",
-        description="Live view of a cluster on this machine: requests, plans, imbalance, copies, roles, ring lag.",
+        description="Live view of a cluster on this machine: requests, plans, imbalance, copies, roles, links.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

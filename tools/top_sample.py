@@ -1,4 +1,4 @@
-"""What ``top`` asks a running cluster: the hub as one more client, the plan ring's segment read-only, /proc, the door's /metrics.
+"""What ``top`` asks a running cluster: the hub as one more client, segments read-only, /proc, the door's /metrics.
 
 Nothing is forwarded for it, nothing waits for it: one request for statistics a sample is all that the cluster does.
 """
@@ -18,17 +18,13 @@ from typing import Any, Final
 import psutil
 
 from afore.core.clock import Clock
-from afore.core.errors import ConfigError, TransportError
-from afore.core.regular_file import open_regular
+from afore.core.errors import ConfigError
 from afore.serving.client import HUB, Client
-from afore.tools.segments import find
-from afore.transport.snapshot import RingSnapshot, ring_snapshot
+from afore.tools.top_links import LinkReader, Seen
 
 LABEL: Final = "top"
 """What this tool's own endpoint is called in the run's directory."""
 METRICS_TIMEOUT_S: Final = 2.0
-LOOKS: Final = 3
-"""Copies of the ring taken until one has no slot that was just being written."""
 GAUGES: Final[Mapping[str, str]] = {
     "afore_num_requests_running": "running",
     "afore_num_requests_waiting": "waiting",
@@ -54,6 +50,9 @@ class Sample:
     """What was so at a moment. What could not be learned is empty or none."""
 
     at_ns: int
+    """When the statistics and processes were asked for."""
+    looked_ns: int
+    """When shared memory had been looked at."""
     serving: bool
     missing: tuple[str, ...]
     lost: str
@@ -62,7 +61,8 @@ class Sample:
     """The scheduler's, since the epoch began; empty before it answers."""
     requests: Mapping[str, float]
     """running, waiting, kv_usage; empty where no door listens for HTTP."""
-    ring: RingSnapshot | None
+    seen: Seen
+    """The ring and the links, as they lie in shared memory."""
     processes: tuple[Process, ...]
 
 
@@ -85,38 +85,29 @@ def find_run(run: str | None, root: str) -> Path:
     return next(iter(found.values()))
 
 
-async def take(client: Client, directory: Path, clock: Clock) -> Sample:
+async def take(client: Client, directory: Path, reader: LinkReader, clock: Clock) -> Sample:
     """One sample. Raises ``PeerLost`` once the cluster has ended."""
     stats: Mapping[str, Any] = {}
     if client.status.serving:
         stats = await client.stats()
     status = client.status
     requests = await asyncio.to_thread(read_gauges, status.url) if status.url else {}
+    processes = read_processes(directory)
+    here = {name for process in processes for name in process.name.split(", ")}
+    at_ns = clock.now_ns()
+    seen = await asyncio.to_thread(reader.look, status.serving, here)
     return Sample(
-        at_ns=clock.now_ns(),
+        at_ns=at_ns,
+        looked_ns=clock.now_ns(),
         serving=status.serving,
         missing=status.missing,
         lost=status.lost,
         url=status.url,
         stats=stats,
         requests=requests,
-        ring=read_ring(directory),
-        processes=read_processes(directory),
+        seen=seen,
+        processes=processes,
     )
-
-
-def read_ring(directory: Path) -> RingSnapshot | None:
-    """The run's plan ring; none before there is one."""
-    snapshot = None
-    with contextlib.suppress(ConfigError, TransportError, OSError):
-        found = find("ring", path=None, run=directory.name.removeprefix(_PREFIX), root=str(directory.parent))
-        for _ in range(LOOKS):
-            with open_regular(found.path) as file:
-                file.seek(found.offset)
-                snapshot = ring_snapshot(file.read())
-            if not snapshot.torn:
-                break
-    return snapshot
 
 
 def read_processes(directory: Path) -> tuple[Process, ...]:

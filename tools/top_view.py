@@ -10,12 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from afore.tools.printable import printable
+from afore.tools.top_link_view import link_figures, link_table
 from afore.tools.top_sample import Sample
 
 FORMULAS = (
     "token and tile imbalance: the most loaded FFN worker / their mean, of primaries alone (before) and of the plans (after);"
     " exposed: how long targets with copies waited for them; now: the last interval, all: since the epoch began; behind: plan"
-    " ring entries that a worker has not moved past; lease: since its last sign of life; CPU: 100 % is one core"
+    " ring entries that a worker has not moved past; lease: since its last sign of life; CPU: 100 % is one core;"
+    " waits: demand without a plan, plans not moved past, replies missing;"
+    " writes/s: of a link, in the last interval"
 )
 BEHIND_SHARE = 0.5
 """Share of the ring's slots from which a reader that is behind is worth a colour."""
@@ -44,6 +47,7 @@ def figures(before: Sample, after: Sample, run: str) -> dict[str, Any]:
         "imbalance": _imbalance(before if same_epoch else None, after),
         "migration": _migration(before if same_epoch else None, after, seconds),
         "ring": _ring(after),
+        "links": link_figures(before, after),
         "processes": _processes(before, after, seconds),
     }
 
@@ -97,19 +101,19 @@ def _migration(before: Sample | None, after: Sample, seconds: float) -> dict[str
 
 
 def _ring(after: Sample) -> dict[str, Any] | None:
-    if after.ring is None:
+    if after.seen.ring is None:
         return None
     return {
-        "epoch": after.ring.header.epoch,
-        "slots": after.ring.header.layout.num_slots,
-        "last_sequence": after.ring.last_sequence,
+        "epoch": after.seen.ring.header.epoch,
+        "slots": after.seen.ring.header.layout.num_slots,
+        "last_sequence": after.seen.ring.last_sequence,
         "readers": [
             {
                 "worker": f"ffn-{reader.rank}",
                 "behind": reader.behind,
-                "lease_ms": max(0.0, (after.at_ns - reader.seen_ns) / 1e6) if reader.seen_ns else None,
+                "lease_ms": max(0.0, (after.looked_ns - reader.seen_ns) / 1e6) if reader.seen_ns else None,
             }
-            for reader in after.ring.readers
+            for reader in after.seen.ring.readers
         ],
     }
 
@@ -133,7 +137,7 @@ def _processes(before: Sample, after: Sample, seconds: float) -> list[dict[str, 
 
 def render(found: Mapping[str, Any]) -> RenderableType:
     """One screen."""
-    return Group(_head(found), _work(found), _roles(found), Text(FORMULAS, style="dim"))
+    return Group(_head(found), _work(found), _roles(found), link_table(found["links"]), Text(FORMULAS, style="dim"))
 
 
 def _head(found: Mapping[str, Any]) -> Text:

@@ -23,7 +23,8 @@ from afore.core.metrics import ImbalanceStats
 from afore.core.topology import Topology
 from afore.serving.start import running_processes
 from afore.tools import top
-from afore.tools.top_sample import Process, Sample, find_run, read_gauges, read_processes, read_ring
+from afore.tools.top_links import LinkReader, Seen
+from afore.tools.top_sample import Process, Sample, find_run, read_gauges, read_processes
 from afore.tools.top_view import figures, render
 from afore.transport.shm_segments import ROOT
 
@@ -31,13 +32,14 @@ from afore.transport.shm_segments import ROOT
 def sample(at_ns: int = 0, **changes: Any) -> Sample:
     fields: dict[str, Any] = {
         "at_ns": at_ns,
+        "looked_ns": at_ns,
         "serving": True,
         "missing": (),
         "lost": "",
         "url": "",
         "stats": {},
         "requests": {},
-        "ring": None,
+        "seen": Seen(None, ()),
         "processes": (),
     }
     return Sample(**{**fields, **changes})
@@ -139,7 +141,7 @@ def test_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
-    assert read_ring(tmp_path / "afore-one") is None
+    assert LinkReader(tmp_path / "afore-one").look(serving=True, here=()) == Seen(None, ())
     assert read_processes(tmp_path / "afore-one") == ()
     assert read_gauges("http://127.0.0.1:1") == {}
     (tmp_path / f"ffn-0-{os.getpid()}-0").touch()
@@ -180,6 +182,17 @@ async def test_beside_a_real_cluster() -> None:
     assert found["imbalance"]["tile"]["all"]["after"] >= 1
     assert {process["name"] for process in found["processes"]} >= {"scheduler-0", "attention-0", "ffn-0", "ffn-1"}
     assert [reader["worker"] for reader in found["ring"]["readers"]] == ["ffn-0", "ffn-1"]
+    links = {(link["from"], link["to"]): link for link in found["links"]}
+    attention, ffn = "attention-0", ("ffn-0", "ffn-1")
+    expected = [(attention, "scheduler"), *(("scheduler", one) for one in ffn), (attention, "ffn")]
+    assert list(links) == [*expected, *((one, attention) for one in ffn)]
+    # Nothing is under way any more: the same last target is everywhere, and nothing waits.
+    (last,) = {link["last"] for link in links.values()}
+    assert last is not None
+    assert {link["waits"] for link in links.values()} == {0}
+    assert {link["writes_per_second"] for link in links.values()} == {0}
+    states = [links[one]["state"] for one in ((attention, "scheduler"), (attention, "ffn"), ("ffn-1", attention))]
+    assert states == ["taken", "complete", "written"]
     assert not (Path(ROOT) / f"afore-{name}").exists()
 
 

@@ -243,7 +243,9 @@ def _sum_up(ways: dict[str, _Way], report: dict[str, Any]) -> None:
         if name != SHARED
     }
     report["peer_bytes"] = PEER_BYTES
-    report["against_peers"] = against_peers(compared, list(PEERS))
+    report["against_peers"] = against_peers(
+        compared, list(PEERS), [name for name, peer in PEERS.items() if not peer.spins]
+    )
 
 
 async def _crowded(

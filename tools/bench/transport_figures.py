@@ -79,10 +79,10 @@ def stream_figures(rounds: Sequence[Stream], nbytes: int) -> dict[str, Any]:
 
 
 def against_peers(
-    rounds_p50_us: Mapping[str, Sequence[float]], peers: Sequence[str]
+    rounds_p50_us: Mapping[str, Sequence[float]], peers: Sequence[str], compared: Sequence[str]
 ) -> dict[str, dict[str, float | str]]:
-    """For each way that is no peer: its p50 / that of the best peer, round by round. Empty where there is no peer."""
-    there = [peer for peer in peers if rounds_p50_us.get(peer)]
+    """For each way that is none of ``peers``: its p50 / that of the best of ``compared``, round by round. Empty without one."""
+    there = [peer for peer in compared if rounds_p50_us.get(peer)]
     if not there:
         return {}
     best = min(there, key=lambda peer: median(rounds_p50_us[peer]))

@@ -28,6 +28,8 @@ class Peer:
     """How a message comes to the code that waits for it."""
     streams: bool = True
     """Whether it keeps every message of a sender that does not wait for answers."""
+    spins: bool = False
+    """It takes a core while it waits: shown beside, and not compared with."""
 
 
 PEERS: Final[Mapping[str, Peer]] = {
@@ -35,11 +37,14 @@ PEERS: Final[Mapping[str, Peer]] = {
     "uvloop-tcp": Peer("uvloop", "in a coroutine: a protocol over a TCP socket"),
     "ucxx": Peer("ucxx", "in a coroutine: progress by ucxx's own thread, its default"),
     "ucxx-blocking": Peer("ucxx", "in a coroutine: progress when UCX's descriptor is readable"),
+    "ucxx-polling": Peer("ucxx", "in a coroutine that spins: UCX is polled without end", spins=True),
     "iceoryx2": Peer(
         "iceoryx2", "its listener blocks; its Python package shows no descriptor: no event loop", streams=False
     ),
 }
 """All that can be measured beside."""
+UCXX_PROGRESS: Final = {"ucxx": None, "ucxx-blocking": "blocking", "ucxx-polling": "polling"}
+"""How ucxx makes progress; none: by its own default."""
 
 
 def installed(peer: str) -> bool:
@@ -58,7 +63,7 @@ def peer_ends(setting: Setting, sides: tuple[str, ...]) -> dict[str, End]:
     except ImportError as error:
         raise HostError(package, f"it cannot be imported: {error}", "install it, or leave it out of --peers") from error
     if package == "ucxx":
-        return {side: UcxxEnd(module, "blocking" if setting.way.endswith("blocking") else None, side, setting.largest)}
+        return {side: UcxxEnd(module, UCXX_PROGRESS[setting.way], side, setting.largest)}
     return {side: IceoryxEnd(module, setting, side)}
 
 

@@ -72,7 +72,7 @@ def _eplb(cell: Cell) -> EplbOptions:
     """
     if cell.arrivals:
         return EplbOptions(window_steps=cell.steps, interval_steps=cell.steps)
-    return EplbOptions(mode="stop", window_steps=max(1, cell.warm), interval_steps=max(1, cell.warm - 2))
+    return EplbOptions(mode="stop", window_steps=max(1, cell.warm), interval_steps=cell.warm + 1)
 
 
 def world_of(

@@ -44,10 +44,11 @@ def test_percentiles_are_over_all_rounds_and_medians_of_each() -> None:
 
 def test_a_way_is_compared_with_the_best_peer_of_each_round() -> None:
     rounds = {"shm": [10.0, 30.0, 8.0], "tcp": [20.0, 20.0, 20.0], "a": [5.0, 10.0, 8.0], "b": [10.0, 5.0, 16.0]}
-    found = against_peers(rounds, ["a", "b", "absent"])
+    rounds["spins"] = [1.0, 1.0, 1.0]
+    found = against_peers(rounds, ["a", "b", "spins", "absent"], ["a", "b", "absent"])
     assert found["shm"] == {"median": 2.0, "min": 1.0, "max": 6.0, "best": "a"}
     assert set(found) == {"shm", "tcp"}
-    assert against_peers({"shm": [1.0]}, ["a"]) == {}
+    assert against_peers({"shm": [1.0]}, ["a"], ["a"]) == {}
 
 
 def test_rounds_are_won_by_the_smallest_value_and_only_whole_ones_count() -> None:
