@@ -75,13 +75,13 @@ class Collective:
             raise DeadlineExceeded(
                 name,
                 f"the {backend} group of {size} FFN workers did not come together within {timeout_s:g} s",
-                "see the other workers' logs; NCCL_DEBUG=INFO says what NCCL tries; or use --device.group hosted",
+                "see the other workers' logs; NCCL_DEBUG=INFO says what NCCL tries; or use --device.group direct",
             ) from None
         except (RuntimeError, dist.DistError) as error:
             raise PeerLost(
                 name,
                 f"the {backend} group of {size} FFN workers cannot be opened: {_first_line(error)}",
-                "NCCL_DEBUG=INFO says why; or use --device.group hosted",
+                "NCCL_DEBUG=INFO says why; or use --device.group direct",
             ) from error
         _log.info("%s is in the %s group of %d FFN workers", name, backend, size)
         return cls(backend, rank, size)
