@@ -1,8 +1,8 @@
 """What one coroutine waits for again and again: an ``asyncio.Event`` for a single waiter, whose deadlines share one timer.
 
 Most waits end long before their deadline. A timer for each, made and cancelled, costs as much as what was waited for; so the
-one that is there stays, and looks, when it is due, whether anybody waits whose deadline has passed. Deadlines are kept to the
-nanosecond all the same: a timer that comes too early sets another.
+one that is there stays, and looks, when it is due, whether anybody waits whose deadline has passed. Deadlines are kept all
+the same, to the rounding of the loop's clock: a timer that was set for an earlier one sets another.
 """
 
 from __future__ import annotations
