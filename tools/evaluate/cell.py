@@ -19,7 +19,7 @@ from afore.workers.device.hardware import HardwareProfile, read_profile
 
 __all__ = ["Cell", "demand_key", "percentile", "run_cell"]
 
-FORMAT = 3
+FORMAT = 4
 """Of a cell's JSON: a run of another format is run again."""
 
 
@@ -107,7 +107,7 @@ def run_cell(cell: Cell, profile: HardwareProfile | None = None, demand: StoredD
     chosen = cut_to(with_overrides(base, cell.overrides), cell.layers)
     config, emulation = world_of(cell, chosen, key.layers, demand, samples)
     make = OpenRun if cell.arrivals else ClosedRun
-    window = run_virtual(lambda: make(cell, config, emulation).measured())
+    window = run_virtual(lambda: make(cell, config, emulation, samples).measured())
     return {
         "format": FORMAT,
         "cell": asdict(cell),

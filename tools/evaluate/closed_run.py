@@ -10,6 +10,8 @@ from afore.core import control
 from afore.core.config import RunConfig
 from afore.serving.client import Event, failure
 from afore.serving.virtual import Emulation, VirtualCluster, running_virtual
+from afore.tools.evaluate.copies import CopySamples
+from afore.tools.evaluate.window import between
 from afore.tools.evaluate.workloads import WORKLOADS, prompt_lengths
 
 if TYPE_CHECKING:
@@ -22,8 +24,9 @@ _AFTER = 4
 class ClosedRun:
     """A closed batch: every request is there from the beginning and decodes until the last is measured."""
 
-    def __init__(self, cell: Cell, config: RunConfig, emulation: Emulation) -> None:
+    def __init__(self, cell: Cell, config: RunConfig, emulation: Emulation, samples: CopySamples) -> None:
         self._cell = cell
+        self._samples = samples
         self._config = config
         self._emulation = emulation
         self._seats = cell.attention * cell.microbatches * cell.rows
@@ -42,7 +45,9 @@ class ClosedRun:
             await self._reached(self._warm, tasks)
             cluster.world.prefill_is_free = False
             before = await cluster.client.stats()
+            self._samples.start()
             await self._reached(self._done, tasks)
+            self._samples.stop()
             stats = await cluster.client.stats()
             await cluster.client.stop("the last request is measured")
             await asyncio.wait(tasks)
@@ -104,10 +109,8 @@ class ClosedRun:
             "itl_mean_ms": round(sum(itls_ms) / len(itls_ms), 6),
             "itl_p50_ms": percentile(itls_ms, 50),
             "itl_p95_ms": percentile(itls_ms, 95),
-            "imbalance": stats["imbalance"],
-            "counters": stats["counters"],
-            "layers_imbalance": stats["layers"],
-            "targets": stats["counters"]["targets"] - before["counters"]["targets"],
+            **between(before, stats),
+            "all_targets": stats["counters"]["targets"],
         }
 
 

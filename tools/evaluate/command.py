@@ -59,6 +59,7 @@ def _evaluate(options: argparse.Namespace, given: Sequence[str]) -> int:
         workloads=workloads,
         profile=with_overrides(profile, template.overrides),
         quick=bool(options.quick),
+        sweep_layers=options.sweep_layers,
     )
     cells = [cell for figure in figures if figure.cells is not None for cell in figure.cells(setting)]
     for cell in cells:

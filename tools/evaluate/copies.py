@@ -27,6 +27,21 @@ class CopySamples:
         self._left_us: dict[int, float] = {}
         self._exposed_us: dict[int, float] = defaultdict(float)
         self._copies: dict[int, int] = defaultdict(int)
+        self._first_layer: set[int] = set()
+        """Sequences of targets of the first MoE layer."""
+        self._latest = self._ignored = -1
+        self._stopped = False
+
+    def start(self) -> None:
+        """What is counted begins here: targets that some worker has already come to are left out."""
+        self._ignored = self._latest
+        for counted in (self._raw_us, self._d_us, self._w_us, self._left_us, self._exposed_us, self._copies):
+            counted.clear()
+        self._first_layer.clear()
+
+    def stop(self) -> None:
+        """Nothing is counted from here on."""
+        self._stopped = True
 
     def tracer(self, name: str, clock: Clock) -> Tracer:
         """A role's tracer: FFN workers' hears of copies, the others' of nothing."""
@@ -41,6 +56,11 @@ class CopySamples:
     def waited(self, worker: int, target: Target, reached_ns: int, args: dict[str, Any]) -> None:
         """A target has come to its wait, and gone on."""
         sequence = args["sequence"]
+        self._latest = max(self._latest, sequence)
+        if self._stopped or sequence <= self._ignored:
+            return
+        if target.layer == 0:
+            self._first_layer.add(sequence)
         for slot, generation in zip(args["slots"], args["generations"], strict=True):
             landed = self._landed.get((worker, target.layer, slot, generation))
             if landed is None:
@@ -69,6 +89,7 @@ class CopySamples:
             "left_us": _spread([self._left_us[s] for s in sequences]),
             "exposed_us": _spread(exposed),
             "exposed_targets": sum(value > 0 for value in exposed),
+            "exposed_in_first_layer": sum(self._exposed_us[s] > 0 for s in sequences if s in self._first_layer),
         }
 
 

@@ -131,7 +131,7 @@ def _grid(setting: Setting, policy: str) -> dict[str, list[Cell]]:
     """Of each workload the cells of the grid."""
     return {
         workload: [
-            setting.vary(workload=workload, policy=policy, microbatches=M, slots=R)
+            setting.sweep(workload=workload, policy=policy, microbatches=M, slots=R)
             for M in setting.few((1, 2, 3, 4), (2, 3))
             for R in setting.few((2, 4, 8), (2, 8))
         ]

@@ -62,7 +62,7 @@ KNOBS: tuple[tuple[str, tuple[Any, ...], tuple[Any, ...], _Change], ...] = (
 def points(setting: Setting) -> dict[str, Cell]:
     """Each setting that is tried, under ``afore``, by label."""
     return {
-        f"{name} = {value:g}": setting.vary(workload=setting.workloads[0], policy="afore", **change(setting, value))
+        f"{name} = {value:g}": setting.sweep(workload=setting.workloads[0], policy="afore", **change(setting, value))
         for name, every, few, change in KNOBS
         for value in setting.few(every, few)
     }

@@ -32,10 +32,16 @@ class Setting:
     profile: HardwareProfile
     quick: bool = False
     """Fewer points of what is varied."""
+    sweep_layers: int | None = None
+    """MoE layers where many settings are compared; none: the template's."""
 
     def vary(self, **changes: Any) -> Cell:
         """The template with other values."""
         return vary(self.template, **changes)
+
+    def sweep(self, **changes: Any) -> Cell:
+        """The same, for one of many settings."""
+        return self.vary(**({} if self.sweep_layers is None else {"layers": self.sweep_layers}), **changes)
 
     def few(self, all_of_them: Sequence[Any], some: Sequence[Any]) -> Sequence[Any]:
         """The points of something that is varied."""
@@ -102,12 +108,13 @@ def copies_of(found: Mapping[str, Any]) -> dict[str, float]:
     return {
         "copies a target": copies["copies"] / max(1, found["targets"]),
         "exposed": copies["exposed_us"]["mean"] / 1e3,
-        "exposed targets": float(copies["exposed_targets"]),
         "sampled": float(copies["targets"]),
+        "exposed targets": float(copies["exposed_targets"]),
+        "of the first layer": float(copies["exposed_in_first_layer"]),
     }
 
 
 COPIES: Mapping[str, str] = MappingProxyType(
-    {"copies a target": "", "exposed": "ms", "exposed targets": "", "sampled": ""}
+    {"copies a target": "", "exposed": "ms", "sampled": "", "exposed targets": "", "of the first layer": ""}
 )
 """Columns and units of ``copies_of``."""

@@ -75,7 +75,7 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     first = next(iter(rows.values()))["tokens_per_s"]
     for name, result in rows.items():
         tile, copies = result["imbalance"]["tile"], result["copies"]
-        targets = max(1, result["counters"]["targets"])
+        targets = max(1, result["targets"])
         made = copies["copies"] + result["counters"].get("copies_ahead", 0)
         exposed = copies["exposed_us"]["mean"] * copies["targets"] / targets
         lines.append(

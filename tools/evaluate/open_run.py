@@ -10,6 +10,8 @@ from afore.core import control
 from afore.core.config import RunConfig
 from afore.serving.virtual import Emulation, VirtualCluster, running_virtual
 from afore.tools.evaluate.closed_run import percentile
+from afore.tools.evaluate.copies import CopySamples
+from afore.tools.evaluate.window import between
 from afore.tools.evaluate.workloads import ARRIVALS, WORKLOADS, arrival_times_us, output_lengths, prompt_lengths
 from afore.tools.evaluate.world import most_requests_per_s, open_requests
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 class OpenRun:
     """Measured from the request that comes a third of the way in to the last one's arrival: neither filling up nor draining."""
 
-    def __init__(self, cell: Cell, config: RunConfig, emulation: Emulation) -> None:
+    def __init__(self, cell: Cell, config: RunConfig, emulation: Emulation, samples: CopySamples) -> None:
+        del samples  # of the whole run, as the statistics
         self._cell, self._config, self._emulation = cell, config, emulation
         count = open_requests(cell)
         arrivals, workload = ARRIVALS[cell.arrivals], WORKLOADS[cell.workload]
@@ -62,10 +65,8 @@ class OpenRun:
             "itl_p95_ms": percentile(itls_ms, 95),
             "ttft_p50_ms": percentile(firsts_ms, 50),
             "ttft_p95_ms": percentile(firsts_ms, 95),
-            "imbalance": stats["imbalance"],
-            "counters": stats["counters"],
-            "layers_imbalance": stats["layers"],
-            "targets": stats["counters"]["targets"],
+            **between(None, stats),
+            "all_targets": stats["counters"]["targets"],
         }
 
     async def _request(self, cluster: VirtualCluster, number: int) -> None:

@@ -84,6 +84,12 @@ def parser() -> argparse.ArgumentParser:
         "--rows", type=count, metavar="T", help=f"requests of an attention worker in a microbatch ({ROWS})"
     )
     made.add_argument("--layers", type=count, metavar="L", help="MoE layers (those of the profile's model)")
+    made.add_argument(
+        "--sweep-layers",
+        type=count,
+        metavar="L",
+        help="MoE layers of hiding, grid and sensitivity, which have many settings (those of --layers)",
+    )
     made.add_argument("--steps", type=count, metavar="S", help=f"steps that are measured ({STEPS})")
     made.add_argument(
         "--collectives",

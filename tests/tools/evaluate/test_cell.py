@@ -118,7 +118,7 @@ def test_stored_demand_is_what_is_run(tmp_path: Path, afore: dict[str, Any]) -> 
 
 def test_requests_that_come_one_by_one_are_all_answered() -> None:
     found = run_cell(vary(SMALL, arrivals="azure-conv", rows=4, layers=1, steps=4, workload="math"))
-    assert found["counters"]["targets"] > 0
+    assert found["targets"] == found["counters"]["targets"] == found["all_targets"] > 0
     assert found["tokens"] > 0
     assert 0 < found["itl_p50_ms"] <= found["itl_p95_ms"]
     assert 0 < found["ttft_p50_ms"] <= found["ttft_p95_ms"]

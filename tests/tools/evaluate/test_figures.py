@@ -56,6 +56,7 @@ def result(cell: Cell) -> Mapping[str, Any]:
             "targets": 5,
             "copies": 7,
             "exposed_targets": 1,
+            "exposed_in_first_layer": 1,
             **dict.fromkeys(("d_us", "raw_us", "w_us", "left_us", "exposed_us"), spread),
         },
     }
@@ -141,13 +142,22 @@ def test_the_page_has_the_papers_value_beside_ours() -> None:
 def test_findings_are_read_off_the_rows() -> None:
     rows = {figure.name: rows_of(figure, setting()) for figure in RUN}
     texts = findings(rows)
-    assert len(texts) == 8
+    assert len(texts) == 9
     assert findings({}) == []
     better = [
         replace(row, ours={**row.ours, "over static": 0.5}) for row in rows["fig8"] if row.label.endswith(": afore")
     ]
     [text] = [text for text in findings({"fig8": better}) if text.startswith("Figure 8")]
     assert "+50.0% to +50.0% over static" in text
+
+
+def test_sweeps_may_run_on_fewer_layers() -> None:
+    one = replace(setting(), sweep_layers=3)
+    for figure in RUN:
+        assert figure.cells is not None
+        depths = {cell.layers for cell in figure.cells(one)}
+        assert depths == ({3} if figure.name in ("hiding", "grid", "sensitivity") else {TEMPLATE.layers})
+        assert rows_of(figure, one)
 
 
 def test_measured_figures_are_kept(tmp_path: Path) -> None:
