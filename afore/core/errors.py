@@ -6,7 +6,7 @@ what another process or the network did is a ``TransportError``; what ended a re
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 def why_not(error: Exception) -> str:
@@ -15,7 +15,18 @@ def why_not(error: Exception) -> str:
 
 
 class AforeError(Exception):
-    """Root of every error that AFORE raises on purpose."""
+    """Root of every error that AFORE raises on purpose. Whole after a way between processes, fields and message."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is made again from its message alone, which is not what the constructors below take.
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[AforeError], args: tuple[Any, ...], fields: dict[str, Any]) -> AforeError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
 
 
 class ConfigError(AforeError, ValueError):

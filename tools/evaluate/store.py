@@ -7,6 +7,7 @@ import math
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,11 @@ Finished = Callable[[Cell], None]
 """Called when a cell has been run."""
 
 
-_FAILED = "failed"
-
-
 class CellFailedError(AforeError):
-    """What ended a cell in another process, in words."""
+    """What ended a cell, and which."""
+
+    def __init__(self, cell: Cell, error: AforeError) -> None:
+        super().__init__(f"{cell.policy}, {cell.workload}: {error}")
 
 
 def to_bytes(value: Any) -> bytes:
@@ -48,8 +49,7 @@ def results_of(
     """Every cell's result, run where it is not there yet, ``jobs`` at a time. How many makes no difference to results.
 
     ``profile``: what cells' profile name stands for; none reads it by name. ``to_run`` hears of the cells that are not there.
-    Demand is stored beside the cells. Raises ``HostError`` for a directory that cannot be written, and what a cell raises: of
-    several processes ``CellFailedError`` with its words.
+    Demand is stored beside the cells. Raises ``HostError`` for a directory that cannot be written, ``CellFailedError``.
     """
     folder, demands = directory / "cells", directory / "demand"
     for one in (folder, demands):
@@ -85,7 +85,9 @@ def _run(
 ) -> Iterator[tuple[Cell, dict[str, Any]]]:
     if jobs <= 1:
         for cell in cells:
-            yield cell, one_cell(cell, profile, demands)
+            with _of(cell):
+                result = one_cell(cell, profile, demands)
+            yield cell, result
         return
     # Not forked: the parent has compiled code and perhaps threads.
     context = multiprocessing.get_context("forkserver")
@@ -93,7 +95,7 @@ def _run(
         running: dict[Future[dict[str, Any]], Cell] = {}
         try:
             for cell in cells:
-                running[pool.submit(_in_process, cell, profile, demands)] = cell
+                running[pool.submit(one_cell, cell, profile, demands)] = cell
                 if len(running) >= jobs:
                     yield from _done(running)
             while running:
@@ -108,18 +110,21 @@ def _done(running: dict[Future[dict[str, Any]], Cell]) -> Iterator[tuple[Cell, d
     done, _ = wait(running, return_when=FIRST_COMPLETED)
     for future in list(running):
         if future in done:
-            cell, result = running.pop(future), future.result()
-            if _FAILED in result:
-                raise CellFailedError(f"{cell.policy}, {cell.workload}: {result[_FAILED]}")
+            cell = running.pop(future)
+            with _of(cell):
+                result = future.result()
             yield cell, result
 
 
-def _in_process(cell: Cell, profile: HardwareProfile | None, demands: Path) -> dict[str, Any]:
-    """As ``one_cell``; an error of ours comes back as words, since most of them cannot be sent between processes."""
+@contextmanager
+def _of(cell: Cell) -> Iterator[None]:
+    """Says which cell an error ended."""
     try:
-        return one_cell(cell, profile, demands)
+        yield
+    except HostError:
+        raise  # the machine's fault, whichever the cell
     except AforeError as error:
-        return {_FAILED: str(error)}
+        raise CellFailedError(cell, error) from error
 
 
 def one_cell(cell: Cell, profile: HardwareProfile | None, demands: Path) -> dict[str, Any]:

@@ -103,10 +103,11 @@ def test_two_processes_run_what_one_runs(tmp_path: Path) -> None:
         assert (tmp_path / "two" / "cells" / first.name).read_bytes() == first.read_bytes()
 
 
-def test_what_ends_a_cell_in_another_process_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_ends_a_cell_is_said_with_the_cell(tmp_path: Path, jobs: int) -> None:
     wrong = vary(SMALL, layers=1, rows=4, steps=1, policy="nobody.knows:It")
     with pytest.raises(CellFailedError, match=r"nobody\.knows:It, chat: .*nobody"):
-        results_of([wrong], tmp_path, lambda *_: None, jobs=2)
+        results_of([wrong], tmp_path, lambda *_: None, jobs=jobs)
 
 
 def test_stored_demand_is_what_is_run(tmp_path: Path, afore: dict[str, Any]) -> None:
