@@ -1,92 +1,267 @@
-"""What spans of a real run say of the host between pieces of work: wake-ups, hand-overs, publishing. Fitted on even steps."""
+"""What spans of a real run say of each target's way, and what of it no line through kernels' times explains: the host's part.
+
+A way is a chain of moments without gaps, so that its parts add up to the whole:
+
+    attention    from the first worker's beginning to the end of each: those that were woken later begin later
+    gate         until the scheduler begins with the plan: gate, counting, writing, waking up
+    plan         the scheduler's
+    gather       from there (or from the target before) until a worker's compute begins: publishing, waking up, verdict, inputs
+    kernels      until its last one ends, without waits for copies
+    reply        until its reply is written
+"""
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from afore.core.errors import ConfigError
 from afore.core.target import Target
-from afore.core.topology import ATTENTION, FFN, SCHEDULER
+from afore.core.topology import ATTENTION, DOOR, FFN, SCHEDULER
+from afore.tools.calibrate.fit import ALONE, Fit
+from afore.tools.calibrate.spans import Recorded
 from afore.tools.trace_files import open_directory
+from afore.workers.device.base import Work
 from afore.workers.device.profile import CostProfile
 
-_Times = dict[tuple[Target, str], tuple[int, int]]
+_SHUFFLED = 7
+"""Seed of the order in which recorded targets' host parts are met."""
+_Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handovers:
-    """Means, in µs, between two spans of one target: their sum is the mean of the sum, however ragged a busy host is."""
+class Way:
+    """One target's, in µs."""
 
-    after_attention: float
-    """From attention's end until its demand is written: gate, counting, writing."""
-    message: float
-    """Until another process has woken up for what was written: the scheduler for demand, FFN workers for a plan."""
+    target: Target
+    tokens: int
+    """Of all attention workers."""
+    attention_A: Mapping[int, float]
+    """Of each attention worker that had rows: to its end."""
+    rows_A: Mapping[int, int]
+    gate: float
     plan: float
-    """From the plan's beginning until it is published."""
-    before_gather: float
-    """On an FFN worker from reading the plan until its compute begins: verdict, copies, inputs, the compute thread's turn."""
-    after_reduce: float
-    """On an FFN worker from its last compute until the reply is written."""
-
-    def on(self, costs: CostProfile) -> CostProfile:
-        """The costs with the host's part where a target passes it."""
-        return replace(
-            costs,
-            attention_us=costs.attention_us + self.after_attention,
-            planner_us=self.plan,
-            gather_us=costs.gather_us + self.before_gather,
-            reduce_us=costs.reduce_us + self.after_reduce,
-        )
+    gather_N: Mapping[int, float]
+    kernels_N: Mapping[int, float]
+    reply_N: Mapping[int, float]
+    took: float
+    """From the first attention's beginning to the last reply."""
 
 
-def handovers(directory: Path) -> Handovers:
-    """Of a run's spans. Raises ``ConfigError`` where a part of the targets' way was not recorded."""
-    attention: _Times = {}
-    scheduler: _Times = {}
-    ffn: dict[int, _Times] = defaultdict(dict)
-    files, _ = open_directory(directory)
-    for file in files:
-        role = file.header.role
-        into = {ATTENTION: attention, SCHEDULER: scheduler, FFN: ffn[file.header.rank]}.get(role)
-        if into is None:
-            continue
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPart:
+    """What one target took beyond its kernels' lines, in µs. Residuals may be negative, wholes not."""
+
+    attention_A: Mapping[int, float]
+    gate: float
+    gather_N: Mapping[int, float]
+    reply_N: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The host's parts of the targets that were fitted on; a target of a virtual run meets one of them, whole."""
+
+    parts: tuple[HostPart, ...]
+    plan_us: float
+    """Mean; what a plan, and kernels, took more or less is in ``gather_N``."""
+    beside: Mapping[str, float] = field(default_factory=dict)
+    """By role, in µs a target and process: CPU that nobody on the target's way waits for. Only where cores are shared."""
+
+    def part(self, target: Target, layers: int, microbatches: int) -> HostPart:
+        """That of a virtual target: each is met as often as any other."""
+        number = (target.step * microbatches + target.microbatch) * layers + target.layer
+        return self.parts[number % len(self.parts)]
+
+    def means(self) -> dict[str, float]:
+        """For a report."""
+        return {
+            "attention": statistics.mean(us for one in self.parts for us in one.attention_A.values()),
+            "gate": statistics.mean(one.gate for one in self.parts),
+            "plan": self.plan_us,
+            "gather": statistics.mean(us for one in self.parts for us in one.gather_N.values()),
+            "reply": statistics.mean(us for one in self.parts for us in one.reply_N.values()),
+        }
+
+
+def ways(directory: Path) -> list[Way]:
+    """Every target of a run's spans that went all the way. Raises ``ConfigError`` where none did."""
+    attention: dict[Target, dict[int, tuple[_Span, int]]] = defaultdict(dict)
+    plans: dict[Target, _Span] = {}
+    ffn: dict[int, dict[Target, dict[str, _Span]]] = defaultdict(lambda: defaultdict(dict))
+    for file in open_directory(directory)[0]:
+        role, rank = file.header.role, file.header.rank
         for _, span in file.records():
-            if span.target is None or span.kind != "span" or span.target.step % 2:
+            target = span.target
+            if target is None or span.kind != "span":
                 continue
-            key = (span.target, span.name)
-            known = into.get(key, (span.start_ns, span.end_ns))
-            # Of several attention workers the last one counts: the scheduler waits for it.
-            into[key] = (max(known[0], span.start_ns), max(known[1], span.end_ns))
-    workers = [times for times in ffn.values() if times]
+            times = (span.start_ns / 1e3, span.end_ns / 1e3)
+            if role == ATTENTION and span.name == "attention":
+                attention[target][rank] = (times, int(span.args.get("tokens", 0)))
+            elif role == SCHEDULER and span.name == "plan":
+                plans[target] = times
+            elif role == FFN:
+                ffn[rank][target][span.name] = times
+    before = {rank: _ends_before(of) for rank, of in ffn.items()}
+    wanted = ("gather", "wait", "reduce", "reply")
+    whole = [
+        target
+        for target in attention
+        if target in plans and all(name in of.get(target, ()) for of in ffn.values() for name in wanted)
+    ]
+    if not whole or not ffn:
+        raise ConfigError(str(directory), "no target went all its way", "record a run of all roles with --trace")
+    return [
+        _way(target, attention[target], plans[target], {rank: (of[target], before[rank][target]) for rank, of in ffn.items()})
+        for target in sorted(whole, key=lambda one: (one.step, one.layer, one.microbatch))
+    ]  # fmt: skip
 
-    def between(name: str, before: list[tuple[_Times, str, int]], after: tuple[_Times, str, int]) -> float:
-        times, last, end = after
-        found = [
-            (times[target, last][end] - earlier[target, first][begin]) / 1e3
-            for earlier, first, begin in before
-            for target, span in times
-            if span == last and (target, first) in earlier
-        ]
-        if not found:
-            raise ConfigError(str(directory), f"no target shows {name}", "record a run of all roles with --trace")
-        return max(0.0, statistics.mean(found))
 
-    def pooled(name: str, first: str, begin: int, last: str, end: int) -> float:
-        return statistics.mean(between(name, [(one, first, begin)], (one, last, end)) for one in workers)
+def _ends_before(of: Mapping[Target, Mapping[str, _Span]]) -> dict[Target, float]:
+    """When a worker was through with the target before each."""
+    found, end = {}, 0.0
+    for target, spans in sorted(of.items(), key=lambda one: one[1].get("gather", (0.0, 0.0))):
+        found[target] = end
+        end = spans["reduce"][1] if "reduce" in spans else end
+    return found
 
-    if not workers:
-        raise ConfigError(str(directory), "no FFN worker's spans", "record a run of all roles with --trace")
-    to_scheduler = between("its plan", [(attention, "demand_write", 1)], (scheduler, "plan", 0))
-    to_ffn = statistics.mean(
-        between("a worker reading its plan", [(scheduler, "publish", 1)], (one, "read", 0)) for one in workers
+
+def _way(
+    target: Target,
+    attention: Mapping[int, tuple[_Span, int]],
+    plan: _Span,
+    ffn: Mapping[int, tuple[Mapping[str, _Span], float]],
+) -> Way:
+    began = min(start for (start, _), _ in attention.values())
+    return Way(
+        target=target,
+        tokens=sum(tokens for _, tokens in attention.values()),
+        attention_A={rank: end - began for rank, ((_, end), _) in attention.items()},
+        rows_A={rank: tokens for rank, (_, tokens) in attention.items()},
+        gate=plan[0] - max(end for (_, end), _ in attention.values()),
+        plan=plan[1] - plan[0],
+        gather_N={rank: of["gather"][0] - max(plan[1], before) for rank, (of, before) in ffn.items()},
+        kernels_N={
+            rank: of["reduce"][1] - of["gather"][0] - (of["wait"][1] - of["wait"][0]) for rank, (of, _) in ffn.items()
+        },
+        reply_N={rank: of["reply"][1] - of["reduce"][1] for rank, (of, _) in ffn.items()},
+        took=max(of["reply"][1] for of, _ in ffn.values()) - began,
     )
-    return Handovers(
-        after_attention=between("its demand", [(attention, "attention", 1)], (attention, "demand_write", 1)),
-        message=(to_scheduler + to_ffn) / 2,
-        plan=between("its publication", [(scheduler, "plan", 0)], (scheduler, "publish", 1)),
-        before_gather=pooled("its compute", "read", 0, "gather", 0),
-        after_reduce=pooled("its reply", "reduce", 1, "reply", 1),
+
+
+def host_of(found: Sequence[Way], recorded: Recorded, costs: CostProfile, fits: Mapping[str, Fit]) -> Host:
+    """The host's parts of ``found``: what ``costs`` and the line of experts do not say. ``recorded`` counts tiles."""
+    tiles = {(one.target, one.rank): one.size for one in recorded.samples["experts"]}
+    known = [way for way in found if all((way.target, rank) in tiles for rank in way.kernels_N)]
+    if not known:
+        raise ConfigError("reality", "no target that can be fitted on was planned in the run's spans", "run it again")
+    plan_us = statistics.mean(way.plan for way in known)
+    experts = fits["experts"].line
+
+    def kernels_us(way: Way, rank: int) -> float:
+        host_us = sum(
+            costs.work_ns(Work(name, way.target, tokens=way.tokens)) for name in ("gather", "partition", "reduce")
+        )
+        return host_us / 1e3 + experts.at(tiles[way.target, rank])
+
+    def attention_us(way: Way, rank: int) -> float:
+        return costs.work_ns(Work("attention", way.target, tokens=way.rows_A[rank])) / 1e3
+
+    parts = [
+        HostPart(
+            attention_A={rank: us - attention_us(way, rank) for rank, us in way.attention_A.items()},
+            gate=way.gate,
+            gather_N={
+                rank: us + way.plan - plan_us + way.kernels_N[rank] - kernels_us(way, rank)
+                for rank, us in way.gather_N.items()
+            },
+            reply_N=way.reply_N,
+        )
+        for way in known
+    ]  # fmt: skip
+    random.Random(_SHUFFLED).shuffle(parts)
+    return Host(parts=tuple(parts), plan_us=plan_us)
+
+
+def host_alone(found: Sequence[Way], cpu_us: Mapping[str, float]) -> Host:
+    """The host's parts as they are where nobody waits for a core, and what processes compute beside.
+
+    The shortest tenth waited for none. ``cpu_us``: of each role's process, a target; what is not on the way, is beside it.
+    """
+
+    def tenth(values: Iterable[float]) -> float:
+        ordered = sorted(values)
+        return max(0.0, ordered[int(ALONE * (len(ordered) - 1))])
+
+    gate, plan = tenth(one.gate for one in found), tenth(one.plan for one in found)
+    gather = tenth(us for one in found for us in one.gather_N.values())
+    reply = tenth(us for one in found for us in one.reply_N.values())
+    attention = statistics.mean(us for one in found for us in one.attention_A.values())
+    kernels = statistics.mean(us for one in found for us in one.kernels_N.values())
+    on_way = {ATTENTION: attention + gate, SCHEDULER: plan, FFN: gather + kernels + reply}
+    return Host(
+        parts=(HostPart(attention_A={0: 0.0}, gate=gate, gather_N={0: gather}, reply_N={0: reply}),),
+        plan_us=plan,
+        beside={role: max(0.0, us - on_way.get(role, 0.0)) for role, us in cpu_us.items()},
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedCosts(CostProfile):
+    """Costs of one worker's kernels, and the host's part of each target beside them."""
+
+    host: Host
+    rank: int
+    layers: int
+    microbatches: int
+
+    def __post_init__(self) -> None:
+        """The costs were checked when they were made."""
+
+    def work_ns(self, work: Work) -> int:
+        kernel_ns = CostProfile.work_ns(self, work)
+        if work.target is None:
+            return kernel_ns
+        part = self.host.part(work.target, self.layers, self.microbatches)
+        match work.span:
+            case "attention":
+                host_us = _of(part.attention_A, self.rank)
+            case "gate":
+                host_us = part.gate
+            case "gather":
+                host_us = _of(part.gather_N, self.rank)
+            case "reduce":
+                host_us = _of(part.reply_N, self.rank)
+            case _:
+                return kernel_ns
+        return max(0, kernel_ns + round(host_us * 1e3))
+
+    def beside_ns(self, work: Work) -> tuple[int, ...]:
+        """The scheduler and the door have no device: their work begins with that of the first attention worker."""
+        beside = self.host.beside
+        match work.span:
+            case "gate" if beside:
+                roles = [ATTENTION] + [SCHEDULER] * (self.rank == 0)
+            case "combine" if beside and self.rank == 0:
+                roles = [DOOR]
+            case "reduce" if beside:
+                roles = [FFN]
+            case _:
+                return ()
+        return tuple(round(beside.get(role, 0.0) * 1e3) for role in roles)
+
+
+def hosted(costs: CostProfile, host: Host, *, rank: int, layers: int, microbatches: int) -> HostedCosts:
+    """``costs`` with the host's part, which has the gate. Lines have in them what memory takes: positions and experts' weights."""
+    plain = replace(costs, attention_context_ns=0.0, expert_us=0.0, gate_us=0.0)
+    values = {name: getattr(plain, name) for name in CostProfile.__dataclass_fields__}
+    return HostedCosts(**values, host=host, rank=rank, layers=layers, microbatches=microbatches)
+
+
+def _of(parts: Mapping[int, float], rank: int) -> float:
+    """A worker that the fitted run did not have meets what another one did."""
+    return parts[rank] if rank in parts else parts[sorted(parts)[rank % len(parts)]]
