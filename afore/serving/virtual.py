@@ -68,8 +68,6 @@ class Emulation:
     """Attention workers run on the devices of FFN workers, in turn with their experts: serving without disaggregation."""
     cores: int | None = None
     """Cores that all workers share, as processes of one machine do; none: each has a device of its own."""
-    core_share: float = 1.0
-    """Part of their time that workers get: what else runs on the machine has the rest."""
     collectives: bool = True
     """FFN workers gather and reduce together, as between machines; without, each goes on by itself, as on one host."""
     latency_us: float = 2.0
@@ -112,7 +110,7 @@ class EmulatedWorld(EmulatedModels):
         self.prefill_is_free = emulation.free_prefill
         self._ffn: dict[int, EmulatedFfn] = {}
         self._gathered_once = GatheredOnce()
-        self._cores = None if emulation.cores is None else Cores(emulation.cores, emulation.core_share)
+        self._cores = None if emulation.cores is None else Cores(emulation.cores)
         self._emulation = emulation
         self._fleet = fleet
         self._log = log

@@ -23,10 +23,11 @@ from afore.tools.calibrate.measure import TILE_TOKENS
 from afore.tools.calibrate.spans import read_samples
 from afore.tools.evaluate.options import count, count_or_none
 from afore.tools.evaluate.profiles import CPU, open_profile
-from afore.tools.evaluate.reality_fit import Host, Way, host_alone, host_of, ways
+from afore.tools.evaluate.reality_fit import Host, host_alone, host_of
 from afore.tools.evaluate.reality_plans import plans_again, rows_again
 from afore.tools.evaluate.reality_report import show
 from afore.tools.evaluate.reality_runs import REAL, SPANS, TRACE, WIRE, Shape, run_really, run_virtually
+from afore.tools.evaluate.reality_ways import Way, ways
 from afore.tools.evaluate.store import to_bytes
 from afore.workers.device.hardware import HardwareProfile
 
@@ -42,7 +43,7 @@ EPILOG = """examples:
 A profile of this CPU is measured, then fitted to the even steps of a recorded run: kernels by size, and the host's part of each
 target. The same requests run in virtual time on the demand of the odd steps, and are held against them. Each shape is predicted
 twice: from its own even steps; and from those of the first shape, as if nobody had waited for a core there, on C cores that all
-workers share, with the machine's other work as it was. Plans are made again from what the scheduler was sent: by the same role in
+workers share. Plans are made again from what the scheduler was sent: by the same role in
 virtual time, and by the plain reference. On a machine that has other work, times say how much of it there was.
 
 exit status: 0 done, 1 a plan differs or a file cannot be written, 2 the request cannot be carried out as given
@@ -135,9 +136,7 @@ def _compared(shape: Shape, place: Path, fitted: Fitted, first: Fitted, cores: i
             continue
         directory = place / name
         directory.mkdir()
-        run_virtually(
-            shape, directory, place / REAL, kernels, host, tokens=fitted.rows, cores=shared, share=fitted.share
-        )
+        run_virtually(shape, directory, place / REAL, kernels, host, tokens=fitted.rows, cores=shared)
         predicted[name] = compare(fitted.found, ways(directory / SPANS), fitted.rows)
     with tempfile.TemporaryDirectory(prefix="afore-reality-") as scratch:
         plans = plans_again(place / REAL / WIRE, Path(scratch), shape.policy)

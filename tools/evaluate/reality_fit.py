@@ -1,55 +1,23 @@
-"""What spans of a real run say of each target's way, and what of it no line through kernels' times explains: the host's part.
-
-A way is a chain of moments without gaps, so that its parts add up to the whole:
-
-    attention    from the first worker's beginning to the end of each: those that were woken later begin later
-    gate         until the scheduler begins with the plan: gate, counting, writing, waking up
-    plan         the scheduler's
-    gather       from there (or from the target before) until a worker's compute begins: publishing, waking up, verdict, inputs
-    kernels      until its last one ends, without waits for copies
-    reply        until its reply is written
-"""
+"""What of a target's way no line through kernels' times explains, the host's part, and costs of a virtual worker that has it."""
 
 from __future__ import annotations
 
 import random
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from afore.core.errors import ConfigError
 from afore.core.target import Target
 from afore.core.topology import ATTENTION, DOOR, FFN, SCHEDULER
 from afore.tools.calibrate.fit import ALONE, Fit
 from afore.tools.calibrate.spans import Recorded
-from afore.tools.trace_files import open_directory
+from afore.tools.evaluate.reality_ways import Way
 from afore.workers.device.base import Work
 from afore.workers.device.profile import CostProfile
 
 _SHUFFLED = 7
 """Seed of the order in which recorded targets' host parts are met."""
-_Span = tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """One target's, in µs."""
-
-    target: Target
-    tokens: int
-    """Of all attention workers."""
-    attention_A: Mapping[int, float]
-    """Of each attention worker that had rows: to its end."""
-    rows_A: Mapping[int, int]
-    gate: float
-    plan: float
-    gather_N: Mapping[int, float]
-    kernels_N: Mapping[int, float]
-    reply_N: Mapping[int, float]
-    took: float
-    """From the first attention's beginning to the last reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +28,7 @@ class HostPart:
     gate: float
     gather_N: Mapping[int, float]
     reply_N: Mapping[int, float]
+    turn: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,72 +54,8 @@ class Host:
             "plan": self.plan_us,
             "gather": statistics.mean(us for one in self.parts for us in one.gather_N.values()),
             "reply": statistics.mean(us for one in self.parts for us in one.reply_N.values()),
+            "turn": statistics.mean(one.turn for one in self.parts),
         }
-
-
-def ways(directory: Path) -> list[Way]:
-    """Every target of a run's spans that went all the way. Raises ``ConfigError`` where none did."""
-    attention: dict[Target, dict[int, tuple[_Span, int]]] = defaultdict(dict)
-    plans: dict[Target, _Span] = {}
-    ffn: dict[int, dict[Target, dict[str, _Span]]] = defaultdict(lambda: defaultdict(dict))
-    for file in open_directory(directory)[0]:
-        role, rank = file.header.role, file.header.rank
-        for _, span in file.records():
-            target = span.target
-            if target is None or span.kind != "span":
-                continue
-            times = (span.start_ns / 1e3, span.end_ns / 1e3)
-            if role == ATTENTION and span.name == "attention":
-                attention[target][rank] = (times, int(span.args.get("tokens", 0)))
-            elif role == SCHEDULER and span.name == "plan":
-                plans[target] = times
-            elif role == FFN:
-                ffn[rank][target][span.name] = times
-    before = {rank: _ends_before(of) for rank, of in ffn.items()}
-    wanted = ("gather", "wait", "reduce", "reply")
-    whole = [
-        target
-        for target in attention
-        if target in plans and all(name in of.get(target, ()) for of in ffn.values() for name in wanted)
-    ]
-    if not whole or not ffn:
-        raise ConfigError(str(directory), "no target went all its way", "record a run of all roles with --trace")
-    return [
-        _way(target, attention[target], plans[target], {rank: (of[target], before[rank][target]) for rank, of in ffn.items()})
-        for target in sorted(whole, key=lambda one: (one.step, one.layer, one.microbatch))
-    ]  # fmt: skip
-
-
-def _ends_before(of: Mapping[Target, Mapping[str, _Span]]) -> dict[Target, float]:
-    """When a worker was through with the target before each."""
-    found, end = {}, 0.0
-    for target, spans in sorted(of.items(), key=lambda one: one[1].get("gather", (0.0, 0.0))):
-        found[target] = end
-        end = spans["reduce"][1] if "reduce" in spans else end
-    return found
-
-
-def _way(
-    target: Target,
-    attention: Mapping[int, tuple[_Span, int]],
-    plan: _Span,
-    ffn: Mapping[int, tuple[Mapping[str, _Span], float]],
-) -> Way:
-    began = min(start for (start, _), _ in attention.values())
-    return Way(
-        target=target,
-        tokens=sum(tokens for _, tokens in attention.values()),
-        attention_A={rank: end - began for rank, ((_, end), _) in attention.items()},
-        rows_A={rank: tokens for rank, (_, tokens) in attention.items()},
-        gate=plan[0] - max(end for (_, end), _ in attention.values()),
-        plan=plan[1] - plan[0],
-        gather_N={rank: of["gather"][0] - max(plan[1], before) for rank, (of, before) in ffn.items()},
-        kernels_N={
-            rank: of["reduce"][1] - of["gather"][0] - (of["wait"][1] - of["wait"][0]) for rank, (of, _) in ffn.items()
-        },
-        reply_N={rank: of["reply"][1] - of["reduce"][1] for rank, (of, _) in ffn.items()},
-        took=max(of["reply"][1] for of, _ in ffn.values()) - began,
-    )
 
 
 def host_of(found: Sequence[Way], recorded: Recorded, costs: CostProfile, fits: Mapping[str, Fit]) -> Host:
@@ -171,6 +76,7 @@ def host_of(found: Sequence[Way], recorded: Recorded, costs: CostProfile, fits: 
     def attention_us(way: Way, rank: int) -> float:
         return costs.work_ns(Work("attention", way.target, tokens=way.rows_A[rank])) / 1e3
 
+    turn = _mean_turn(known)
     parts = [
         HostPart(
             attention_A={rank: us - attention_us(way, rank) for rank, us in way.attention_A.items()},
@@ -180,11 +86,18 @@ def host_of(found: Sequence[Way], recorded: Recorded, costs: CostProfile, fits: 
                 for rank, us in way.gather_N.items()
             },
             reply_N=way.reply_N,
+            turn=turn if way.turn is None else way.turn,
         )
         for way in known
     ]  # fmt: skip
     random.Random(_SHUFFLED).shuffle(parts)
     return Host(parts=tuple(parts), plan_us=plan_us)
+
+
+def _mean_turn(found: Sequence[Way]) -> float:
+    """What the last layer is taken to have, too."""
+    turns = [way.turn for way in found if way.turn is not None]
+    return statistics.mean(turns) if turns else 0.0
 
 
 def host_alone(found: Sequence[Way], cpu_us: Mapping[str, float]) -> Host:
@@ -200,11 +113,16 @@ def host_alone(found: Sequence[Way], cpu_us: Mapping[str, float]) -> Host:
     gate, plan = tenth(one.gate for one in found), tenth(one.plan for one in found)
     gather = tenth(us for one in found for us in one.gather_N.values())
     reply = tenth(us for one in found for us in one.reply_N.values())
+    turns = [one.turn for one in found if one.turn is not None]
     attention = statistics.mean(us for one in found for us in one.attention_A.values())
     kernels = statistics.mean(us for one in found for us in one.kernels_N.values())
     on_way = {ATTENTION: attention + gate, SCHEDULER: plan, FFN: gather + kernels + reply}
     return Host(
-        parts=(HostPart(attention_A={0: 0.0}, gate=gate, gather_N={0: gather}, reply_N={0: reply}),),
+        parts=(
+            HostPart(
+                attention_A={0: 0.0}, gate=gate, gather_N={0: gather}, reply_N={0: reply}, turn=tenth(turns or [0.0])
+            ),
+        ),
         plan_us=plan,
         beside={role: max(0.0, us - on_way.get(role, 0.0)) for role, us in cpu_us.items()},
     )
@@ -236,6 +154,8 @@ class HostedCosts(CostProfile):
                 host_us = _of(part.gather_N, self.rank)
             case "reduce":
                 host_us = _of(part.reply_N, self.rank)
+            case "combine":
+                host_us = part.turn
             case _:
                 return kernel_ns
         return max(0, kernel_ns + round(host_us * 1e3))

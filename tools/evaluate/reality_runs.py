@@ -99,11 +99,10 @@ def run_virtually(
     *,
     tokens: int,
     cores: int | None = None,
-    share: float = 1.0,
 ) -> None:
     """The same requests, on the demand of the odd steps in which the real run had ``tokens`` rows. Raises what a role does.
 
-    ``cores``: all workers share so many, and get ``share`` of their time; none: the host's parts have in them what waiting took.
+    ``cores``: all workers share so many; none: what waiting for one took is in the host's parts.
     """
     model = profile.shape
     moe, dense = int(model.layers.value - model.dense_layers.value), int(model.dense_layers.value)
@@ -129,7 +128,6 @@ def run_virtually(
         profile=costs,
         profiles={member_name(role, rank): on(rank) for role, number in shape.workers() for rank in range(number)},
         cores=cores,
-        core_share=share,
         collectives=False,
         latency_us=0.0,
         record=False,

@@ -10,18 +10,12 @@ from afore.workers.device.profile import CostProfile
 
 
 class Cores:
-    """Work gets a core in the order in which it asks for one, and keeps it to its end.
+    """Work gets a core in the order in which it asks for one, and keeps it to its end. Raises ``ConfigError`` for none at all."""
 
-    ``share``: part of each core's time that it gets; the rest goes to what else runs on the machine. Raises ``ConfigError``.
-    """
-
-    def __init__(self, count: int, share: float = 1.0) -> None:
+    def __init__(self, count: int) -> None:
         if count < 1:
             raise ConfigError("cores", f"{count} run nothing", "give 1 or more, or none for a device to each worker")
-        if not 0 < share <= 1:
-            raise ConfigError("core_share", f"{share} is no part of a core", "give more than 0, at most 1")
         self._free_ns = [0] * count
-        self._share = share
 
     def take(self, start_ns: int, duration_ns: int) -> int:
         """When work ends that could begin at ``start_ns``. What takes no time needs no core."""
@@ -30,7 +24,7 @@ class Cores:
         free = [core for core, free_ns in enumerate(self._free_ns) if free_ns <= start_ns]
         # Of free cores the one that was busy last: work that asks later may be able to begin earlier.
         core = max(free, key=self._free_ns.__getitem__) if free else self._free_ns.index(min(self._free_ns))
-        self._free_ns[core] = max(start_ns, self._free_ns[core]) + round(duration_ns / self._share)
+        self._free_ns[core] = max(start_ns, self._free_ns[core]) + duration_ns
         return self._free_ns[core]
 
     def run(self, start_ns: int, duration_ns: int, beside_ns: tuple[int, ...]) -> int:

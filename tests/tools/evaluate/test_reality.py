@@ -16,10 +16,11 @@ from afore.tools.calibrate.fit import Fit, Line
 from afore.tools.calibrate.spans import Recorded, Sample
 from afore.tools.evaluate.command import main
 from afore.tools.evaluate.reality_command import compare, full
-from afore.tools.evaluate.reality_fit import Way, host_alone, host_of, hosted, ways
+from afore.tools.evaluate.reality_fit import host_alone, host_of, hosted
 from afore.tools.evaluate.reality_plans import plans_again
 from afore.tools.evaluate.reality_runs import REAL, WIRE
 from afore.tools.evaluate.reality_usage import Usage
+from afore.tools.evaluate.reality_ways import Way, ways
 from afore.transport.wire_file import WireFile
 from afore.workers.device.base import Work
 from afore.workers.device.profile import LAPTOP_EMULATED
@@ -50,6 +51,7 @@ def way(step: int, took: float, tokens: int = 8) -> Way:
         gather_N={0: 40.0, 1: 45.0},
         kernels_N={0: 61.0, 1: 62.0},
         reply_N={0: 11.0, 1: 12.0},
+        turn=25.0 if step else None,
         took=took,
     )
 
@@ -115,7 +117,21 @@ def test_a_worker_that_was_busy_with_the_target_before_has_no_gap_from_the_plan(
             tracers["ffn-0"].span(name, target, begins + start * 1000, begins + end * 1000)  # type: ignore[arg-type]
     for tracer in tracers.values():
         tracer.close()
-    assert [one.gather_N[0] for one in ways(tmp_path)] == pytest.approx([10, 20])
+    # Its first reply is there at 242: by then it was free for the second target, whose plan came at 80.
+    assert [one.gather_N[0] for one in ways(tmp_path)] == pytest.approx([10, 18])
+
+
+def test_a_turn_ends_with_the_next_layers_attention(tmp_path: Path) -> None:
+    tracers = {name: Tracer(name, WallClock(), tmp_path) for name in ("attention-0", "scheduler-0", "ffn-0")}
+    for layer in range(2):
+        target, at = Target(layer, 0, 0), layer * 100_000
+        tracers["attention-0"].span("attention", target, at, at + 20_000, tokens=5)
+        tracers["scheduler-0"].span("plan", target, at + 20_000, at + 30_000)
+        for name, end in (("gather", 40), ("wait", 40), ("reduce", 60), ("reply", 85)):
+            tracers["ffn-0"].span(name, target, at + end * 1000, at + end * 1000)  # type: ignore[arg-type]
+    for tracer in tracers.values():
+        tracer.close()
+    assert [one.turn for one in ways(tmp_path)] == [pytest.approx(15), None]
 
 
 def test_a_run_without_plans_is_refused(tmp_path: Path) -> None:
@@ -145,6 +161,8 @@ def test_kernels_and_the_hosts_part_add_up_to_what_was_measured() -> None:
         # One attention worker was recorded: a second one meets what it met.
         assert costs.work_ns(Work("attention", target, tokens=8)) == pytest.approx(70_000, abs=1)
         assert costs.work_ns(Work("gate", target)) == 30_000
+        # The last layer of a step is taken to turn as others do.
+        assert costs.work_ns(Work("combine", target)) == 25_000
     # Worker 1: gather, kernels, reply and the plan of each recorded target; every one of them is met.
     assert totals == {45 + 62 + 12 + 20.0, 45 + 62 + 12 + 22.0}
     assert hosted(COSTS, host, rank=0, layers=1, microbatches=1).work_ns(Work("dense", None)) == 50_000
