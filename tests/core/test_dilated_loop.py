@@ -68,6 +68,7 @@ def test_frozen_costs_keep_plans_and_order_on_the_walls_clock(policy: str) -> No
     virtual = run_emulated(config, asks, emulation)
     planned = entries(virtual)
     assert planned
+    assert policy != "afore" or any(span.args["copies"] for span in virtual.log.records("entry", "scheduler-0"))
     seen = []
     for factor in FACTORS:
         dilated = run_emulated(config, asks, emulation, dilation=factor)
