@@ -48,14 +48,17 @@ class Transitions:
         return largest_remainder(expected_E, int(np.sum(demand_E))).astype(np.int32)
 
 
-def inaccurate(demand_E: Ids, accuracy: float, rng: np.random.Generator) -> DemandVector:
-    """A demand [E] as a predictor would have it that is right for ``accuracy`` of the pairs: the others are any experts'.
+def inaccurate(
+    demand_E: Ids, accuracy: float, rng: np.random.Generator, strays_E: NDArray[np.floating[Any]] | None = None
+) -> DemandVector:
+    """A demand [E] as a predictor would have it that is right for ``accuracy`` of the pairs.
 
-    Raises ``ValueError`` for an accuracy that is no part of 1.
+    The others are spread in proportion to ``strays_E``; none: they are any experts'. Raises ``ValueError`` for an accuracy that is
+    no part of 1.
     """
     if not 0 <= accuracy <= 1:
         raise ValueError(f"accuracy {accuracy} is not from 0 to 1")
+    strays_E = np.ones(len(demand_E)) if strays_E is None else strays_E
     right_E = rng.binomial(demand_E, accuracy)
     wrong = int(np.sum(demand_E)) - int(right_E.sum())
-    strays_E = rng.multinomial(wrong, np.full(len(demand_E), 1 / len(demand_E)))
-    return (right_E + strays_E).astype(np.int32)
+    return (right_E + rng.multinomial(wrong, strays_E / strays_E.sum())).astype(np.int32)

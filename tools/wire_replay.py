@@ -64,14 +64,15 @@ class Replayed:
         return self.identical == self.recorded == self.replayed > 0 and not self.problems
 
 
-def replay(recorded: Recorded, world: SchedulerWorld, output: Path) -> Replayed:
-    """Runs a fresh scheduler on it in virtual time, recorded into ``output`` in turn.
+def replay(recorded: Recorded, world: SchedulerWorld, output: Path, *, policy: str | None = None) -> Replayed:
+    """Runs a fresh scheduler on it in virtual time, recorded into ``output`` in turn; ``recorded`` is used up.
 
-    Raises ``ConfigError`` for a recording without a whole start, ``AforeError`` for what ends the role.
+    ``policy``: another one than the recorded. Raises ``ConfigError`` for a recording without a whole start, ``AforeError`` for what
+    ends the role.
     """
 
     async def main() -> None:
-        await _Replay(recorded, world, output).run()
+        await _Replay(recorded, world, output, policy).run()
 
     run_virtual(main)
     again = WireFile(output / f"{MEMBER}{SUFFIX}")
@@ -92,8 +93,9 @@ def replay(recorded: Recorded, world: SchedulerWorld, output: Path) -> Replayed:
 class _Replay:
     """One replay: the hub and the FFN workers as stand-ins, the scheduler itself."""
 
-    def __init__(self, recorded: Recorded, world: SchedulerWorld, output: Path) -> None:
+    def __init__(self, recorded: Recorded, world: SchedulerWorld, output: Path, policy: str | None) -> None:
         self._recorded = recorded
+        self._policy = policy
         self._world = world
         self._clock = LoopClock(asyncio.get_running_loop())
         self._network = LoopbackNetwork(self._clock)
@@ -143,12 +145,14 @@ class _Replay:
 
     async def _serve(self) -> None:
         session = await HubSession.join(self._fabric, HUB_ADDRESS, SCHEDULER, 0, timeout_us=STEP_US)
+        # What the run recorded of its plans must not be overwritten.
+        config = dataclasses.replace(session.config, record=None, policy=self._policy or session.config.policy)
         try:
             await scheduler_role.serve(
                 RoleContext(
                     role=SCHEDULER,
                     rank=0,
-                    config=session.config,
+                    config=config,
                     clock=self._clock,
                     fabric=self._fabric,
                     hub=session,

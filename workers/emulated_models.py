@@ -19,6 +19,7 @@ from afore.transport.session import RoleContext
 from afore.workers.attention import AttentionWeights
 from afore.workers.compute import Compute
 from afore.workers.device.base import Work
+from afore.workers.device.cores import Cores
 from afore.workers.device.emulated import EmulatedDevice
 from afore.workers.device.profile import LAPTOP_EMULATED, CostProfile
 
@@ -35,13 +36,19 @@ def identity_expert(hidden_PD: F32, expert_P: I32) -> F32:
 class EmulatedCompute:
     """A device of its own: pieces run one after another, each as long as ``profile`` says; see ``Compute``.
 
-    ``free``: whether pieces cost nothing just now; none: they always cost what they cost.
+    ``free``: whether pieces cost nothing just now; none: they always cost what they cost. ``cores``: of which each piece needs one.
     """
 
     def __init__(
-        self, clock: Clock, tracer: Tracer, profile: CostProfile, free: Callable[[], bool] | None = None
+        self,
+        clock: Clock,
+        tracer: Tracer,
+        profile: CostProfile,
+        free: Callable[[], bool] | None = None,
+        cores: Cores | None = None,
     ) -> None:
         self._free = free
+        self._cores = cores
         self._clock = clock
         self._tracer = tracer
         self._profile = profile
@@ -52,7 +59,10 @@ class EmulatedCompute:
         now_ns = self._clock.now_ns()
         start_ns = max(now_ns, self._free_ns)
         cost_ns = 0 if self._free is not None and self._free() else self._profile.work_ns(work)
-        self._free_ns = start_ns + cost_ns
+        if self._cores is None:
+            self._free_ns = start_ns + cost_ns
+        else:
+            self._free_ns = self._cores.run(start_ns, cost_ns, self._profile.beside_ns(work))
         end_ns = self._free_ns
         await self._clock.sleep_us((end_ns - now_ns) / 1e3)
         if span is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from afore.core.slots import StoreLayout
 from afore.transport.exchange import ExchangeLayout
+from afore.workers.device.cores import Cores, DeviceOnCores
 from afore.workers.device.emulated import EmulatedDevice
 from afore.workers.device.ports import EmulatedFleet
 from afore.workers.device.profile import CostProfile
@@ -28,7 +29,7 @@ class EmulatedFfn(HostParts):
     ``collectives``: gather and reduce begin together on all workers; without, each worker goes on by itself, as on one host.
     ``counted_experts``: the model is one of counts, of so many experts; nothing is computed, and no tags are kept. Where there are
     collectives, their results are shared by ``once``, that of the fleet.
-    ``own_collectives``: see ``EmulatedDevice``.
+    ``own_collectives``: see ``EmulatedDevice``. ``cores``: the device is one of them, not one of its own.
     """
 
     def __init__(
@@ -42,12 +43,17 @@ class EmulatedFfn(HostParts):
         counted_experts: int = 0,
         once: GatheredOnce | None = None,
         own_collectives: bool = False,
+        cores: Cores | None = None,
     ) -> None:
         self._collectives = collectives
         self._counted_experts = counted_experts
         counted = counted_experts > 0
         self._once = once if counted and collectives else None
-        self._device = EmulatedDevice(fleet, rank, profile, counted=counted, own_collectives=own_collectives)
+        self._device: EmulatedDevice
+        if cores is None:
+            self._device = EmulatedDevice(fleet, rank, profile, counted=counted, own_collectives=own_collectives)
+        else:
+            self._device = DeviceOnCores(fleet, rank, profile, cores, counted=counted)
         self._stores = stores
         if self._once is not None:
             self.compute = CountedCompute

@@ -37,6 +37,7 @@ from afore.transport.api import Fabric
 from afore.transport.loopback import LoopbackFaults, LoopbackNetwork
 from afore.transport.session import RoleContext
 from afore.workers.compute import Compute
+from afore.workers.device.cores import Cores
 from afore.workers.device.ports import EmulatedFleet, Jitter
 from afore.workers.device.profile import LAPTOP_EMULATED, CostProfile
 from afore.workers.emulated_models import ColocatedCompute, EmulatedCompute, EmulatedModels
@@ -65,6 +66,8 @@ class Emulation:
     """What it costs elsewhere: by member (``ffn-3``) or by role (``prefill``)."""
     colocated: bool = False
     """Attention workers run on the devices of FFN workers, in turn with their experts: serving without disaggregation."""
+    cores: int | None = None
+    """Cores that all workers share, as processes of one machine do; none: each has a device of its own."""
     collectives: bool = True
     """FFN workers gather and reduce together, as between machines; without, each goes on by itself, as on one host."""
     latency_us: float = 2.0
@@ -107,6 +110,7 @@ class EmulatedWorld(EmulatedModels):
         self.prefill_is_free = emulation.free_prefill
         self._ffn: dict[int, EmulatedFfn] = {}
         self._gathered_once = GatheredOnce()
+        self._cores = None if emulation.cores is None else Cores(emulation.cores)
         self._emulation = emulation
         self._fleet = fleet
         self._log = log
@@ -118,7 +122,7 @@ class EmulatedWorld(EmulatedModels):
             return ColocatedCompute(self._ffn[ctx.rank * topology.ffn // topology.attention].device, ctx.tracer)
         profile = self._emulation.profile_of(ctx.role, ctx.rank)
         free = (lambda: self.prefill_is_free) if ctx.role == PREFILL else None
-        return EmulatedCompute(ctx.clock, ctx.tracer, profile, free)
+        return EmulatedCompute(ctx.clock, ctx.tracer, profile, free, self._cores)
 
     def ffn(self, ctx: RoleContext) -> EmulatedFfn:
         """A device of the fleet, over tags."""
@@ -132,6 +136,7 @@ class EmulatedWorld(EmulatedModels):
             counted_experts=0 if self._emulation.demand is None else self._emulation.spec.num_experts,
             once=self._gathered_once,
             own_collectives=ctx.config.device.collectives == "own-stream",
+            cores=self._cores,
         )
         return parts
 
@@ -228,6 +233,10 @@ async def running_virtual(
     emulation = emulation or Emulation()
     if config.topology.fabric == "shm":
         raise ConfigError("topology.fabric", "shm is for processes", "use loopback or auto in virtual time")
+    if emulation.cores is not None and (emulation.colocated or config.device.collectives == "own-stream"):
+        raise ConfigError(
+            "cores", "streams beside the model stream, and colocated devices, do not share them", "leave one out"
+        )
     check_policy(config.policy)
     request_limits(config, emulation.spec)
     loop = asyncio.get_running_loop()

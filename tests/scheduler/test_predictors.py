@@ -63,3 +63,9 @@ def test_a_predictor_of_a_stated_accuracy(accuracy: float) -> None:
     assert abs(int(predicted_E[0]) / 100_000 - accuracy - (1 - accuracy) / 50) < 0.01
     with pytest.raises(ValueError, match=r"1\.2 is not from 0 to 1"):
         inaccurate(demand_E, 1.2, np.random.default_rng(1))
+
+
+def test_wrong_pairs_go_where_they_are_said_to_go() -> None:
+    predicted_E = inaccurate(np.array([1000, 0, 0]), 0.0, np.random.default_rng(1), np.array([0.0, 3.0, 1.0]))
+    assert predicted_E[0] == 0
+    assert 650 < predicted_E[1] < 850

@@ -26,6 +26,9 @@ class Sample:
     took_us: float
     step: int
     """Of its target: halves of a run are told apart by it."""
+    target: Target | None = None
+    rank: int = 0
+    """Of the worker."""
 
 
 @dataclass(slots=True)
@@ -55,7 +58,7 @@ def read_samples(directory: Path, tile_tokens: int) -> Recorded:
             elif role == FFN and span.name == "experts":
                 experts.append((rank, span))
             elif span.target is not None and span.kind == "span":
-                _add(recorded, role, span, span.target)
+                _add(recorded, role, rank, span, span.target)
         recorded.problems += file.problems()
     recorded.workers = max((args["workers"] for args in planned.values() if "workers" in args), default=0)
     if not planned or not experts:
@@ -68,21 +71,21 @@ def read_samples(directory: Path, tile_tokens: int) -> Recorded:
         args = planned.get(span.args["sequence"], {})
         if span.target is not None and "demand" in args and "shares" in args:
             tiles = _tiles(args, rank, tile_tokens)
-            recorded.samples["experts"].append(_sample(span, span.target, tiles))
+            recorded.samples["experts"].append(_sample(span, span.target, rank, tiles))
     return recorded
 
 
-def _add(recorded: Recorded, role: str, span: Span, target: Target) -> None:
+def _add(recorded: Recorded, role: str, rank: int, span: Span, target: Target) -> None:
     if role == FFN and span.name in ("partition", "gather", "reduce", "copy"):
-        recorded.samples[span.name].append(_sample(span, target, 1.0))
+        recorded.samples[span.name].append(_sample(span, target, rank, 1.0))
     elif role == ATTENTION and span.name == "attention":
-        recorded.samples["attention"].append(_sample(span, target, float(span.args.get("tokens", 0))))
+        recorded.samples["attention"].append(_sample(span, target, rank, float(span.args.get("tokens", 0))))
     elif role == SCHEDULER and span.name == "plan":
-        recorded.samples["plan"].append(_sample(span, target, 1.0))
+        recorded.samples["plan"].append(_sample(span, target, rank, 1.0))
 
 
-def _sample(span: Span, target: Target, size: float) -> Sample:
-    return Sample(size, (span.end_ns - span.start_ns) / 1e3, target.step)
+def _sample(span: Span, target: Target, rank: int, size: float) -> Sample:
+    return Sample(size, (span.end_ns - span.start_ns) / 1e3, target.step, target, rank)
 
 
 def _tiles(args: dict[str, Any], rank: int, tile_tokens: int) -> float:

@@ -11,48 +11,40 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from afore.core.errors import ConfigError
 from afore.scheduler.policies.registry import policy_kernels
-from afore.scheduler.repeat import repeat
-from afore.scheduler.traces import TraceReader
 from afore.tools.bench.files import write_whole
 from afore.tools.calibrate.fit import Fit, fit_all, profile_from
 from afore.tools.calibrate.measure import TILE_TOKENS
 from afore.tools.calibrate.spans import read_samples
 from afore.tools.evaluate.options import count, count_or_none
 from afore.tools.evaluate.profiles import CPU, open_profile
-from afore.tools.evaluate.reality_fit import handovers
-from afore.tools.evaluate.reality_runs import (
-    REAL,
-    SPANS,
-    TRACE,
-    VIRTUAL,
-    Passed,
-    Shape,
-    of_size,
-    passed,
-    run_really,
-    run_virtually,
-)
+from afore.tools.evaluate.reality_fit import Host, host_alone, host_of
+from afore.tools.evaluate.reality_plans import plans_again, rows_again
+from afore.tools.evaluate.reality_report import show
+from afore.tools.evaluate.reality_runs import REAL, SPANS, TRACE, WIRE, Shape, run_really, run_virtually
+from afore.tools.evaluate.reality_ways import Way, ways
 from afore.tools.evaluate.store import to_bytes
+from afore.workers.device.hardware import HardwareProfile
 
 LIMIT_S = 300.0
+OWN, SHARED = "fitted", "shared"
+"""Predictions: fitted on the shape's own even steps; and on the first shape's, with cores that all workers share."""
 
 EPILOG = """examples:
   python -m afore.tools.evaluate reality                          # one attention and one FFN process, the bundled model
-  python -m afore.tools.evaluate reality --cores 2 --ffn 2        # more of them
+  python -m afore.tools.evaluate reality --shapes 1+1,1+2,2+2     # more of them
   python -m afore.tools.evaluate reality --json --out DIR
 
-A profile of this CPU is measured, then fitted to the even steps of a recorded run. The same requests run in virtual time on the
-recorded demand and that profile, and are held against the odd steps. Plans of both runs are made again from what was recorded:
-demand, protected slots, costs. On a machine that has other work, times say how much of it there was.
+A profile of this CPU is measured, then fitted to the even steps of a recorded run: kernels by size, and the host's part of each
+target. The same requests run in virtual time on the demand of the odd steps, and are held against them. Each shape is predicted
+twice: from its own even steps; and from those of the first shape, as if nobody had waited for a core there, on C cores that all
+workers share. Plans are made again from what the scheduler was sent: by the same role in
+virtual time, and by the plain reference. On a machine that has other work, times say how much of it there was.
 
 exit status: 0 done, 1 a plan differs or a file cannot be written, 2 the request cannot be carried out as given
 """
@@ -62,92 +54,147 @@ def reality(argv: Sequence[str]) -> int:
     """The command; 0, or 1 where a plan that is made again differs. Raises ``ConfigError``, ``RoleLost``."""
     options = _parser().parse_args(argv)
     usable = len(os.sched_getaffinity(0))
-    if options.cores > usable:
-        raise ConfigError("--cores", f"{options.cores} of {usable} that this process may use", "give fewer")
-    shape = Shape(
-        attention=options.attention,
-        ffn=options.ffn or max(1, options.cores),
-        microbatches=options.microbatches,
-        slots=options.slots,
-        requests=options.requests,
-        tokens=options.tokens,
-        policy=options.policy,
-    )
-    for compile_kernel in policy_kernels(shape.policy):
+    cores = options.cores or min(2, usable)
+    if cores > usable:
+        raise ConfigError("--cores", f"{cores} of {usable} that this process may use", "give fewer")
+    shapes = [_shape(text, options) for text in options.shapes.split(",")]
+    for compile_kernel in policy_kernels(options.policy):
         compile_kernel()
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(options.out or temporary)
-        real, virtual = _fresh(out / REAL), _fresh(out / VIRTUAL)
+        places = [_fresh(out / str(shape).replace(" ", "")) for shape in shapes]
         base = open_profile(CPU, out, _say)
-        _say(f"running {shape.attention} attention and {shape.ffn} FFN processes")
-        # Workers inherit the cores that this process may use.
-        everything = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, sorted(everything)[: options.cores])
-        try:
-            asyncio.run(run_really(shape, real, limit_s=options.limit_s))
-        finally:
-            os.sched_setaffinity(0, everything)
-        recorded = read_samples(real / SPANS, TILE_TOKENS)
-        fits = fit_all(recorded)
-        about = f"{base.about}, then fitted to a run's even steps"
-        profile = profile_from(base, fits, name="cpu-fitted", about=about, workers=shape.ffn)
-        host = handovers(real / SPANS)
-        _say("the same in virtual time")
-        run_virtually(shape, virtual, real, profile, host)
-        found = compare(passed(real), passed(virtual))
-        plans = {world: _repeated(directory / TRACE) for world, directory in ((REAL, real), (VIRTUAL, virtual))}
-    report = {"shape": _of(shape), "cores": options.cores, "targets": found, "spans": _spans(fits), "plans": plans}
-    report["host_us"] = asdict(host)
+        before = os.getloadavg()[0]
+        first: Fitted | None = None
+        found = []
+        for shape, place in zip(shapes, places, strict=True):
+            _say(f"running {shape} attention and FFN processes")
+            fitted = _run(shape, place, base, cores, options.limit_s)
+            first = first or fitted
+            _say("the same in virtual time")
+            found.append(_compared(shape, place, fitted, first, cores))
+    report = {"cores": cores, "load": [before, os.getloadavg()[0]], "shapes": found}
     if options.out:
         write_whole(str(Path(options.out) / "reality.json"), to_bytes(report))
     if options.json:
         print(json.dumps(report))
     else:
-        _show(report)
-    return int(any(one["different"] for one in plans.values()))
+        show(report)
+    return int(not all(one["same"] for shape_found in found for one in shape_found["plans"].values()))
 
 
-def compare(measured: Sequence[Passed], predicted: Sequence[Passed]) -> dict[str, Any]:
-    """Mean times of full targets: predicted, against the odd steps of what was measured; and even ones, for the noise.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A real run, and what its even steps say."""
 
-    Full ones are of the size that is most frequent in both. Raises ``ConfigError`` where nothing is comparable.
-    """
-    sizes = Counter(one.tokens for one in measured)
-    common = [(number, tokens) for tokens, number in sizes.items() if of_size(predicted, tokens)]
-    if not common:
-        raise ConfigError(
-            "reality", "no target of the real run has as many rows as one of the virtual run", "run it again"
-        )
-    tokens = max(common)[1]
-    even = [one.took_us for one in of_size(measured, tokens) if one.step % 2 == 0]
-    odd = [one.took_us for one in of_size(measured, tokens) if one.step % 2]
-    if not even or not odd:
-        raise ConfigError("reality", "a half of the run has no full target", "give more --tokens")
-    expected = statistics.mean(one.took_us for one in of_size(predicted, tokens))
-    middle = statistics.mean(odd)
+    profile: HardwareProfile
+    fits: dict[str, Fit]
+    found: list[Way]
+    """All targets of it."""
+    rows: int
+    """Of a full target."""
+    host: Host
+    alone: Host
+    """Of the same targets, as if nobody waited for a core."""
+    share: float
+    """Of the cores' time, that the machine's other work left."""
+
+
+def _run(shape: Shape, place: Path, base: HardwareProfile, cores: int, limit_s: float) -> Fitted:
+    real = place / REAL
+    real.mkdir()
+    # Workers inherit the cores that this process may use.
+    everything = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(everything)[:cores])
+    try:
+        usage = asyncio.run(run_really(shape, real, limit_s=limit_s))
+    finally:
+        os.sched_setaffinity(0, everything)
+    recorded = read_samples(real / SPANS, TILE_TOKENS)
+    fits = fit_all(recorded)
+    about = f"{base.about}, then fitted to a run's even steps"
+    profile = profile_from(base, fits, name="cpu-fitted", about=about, workers=shape.ffn)
+    costs = replace(profile.costs(workers=shape.ffn), tile_tokens=TILE_TOKENS)
+    found = ways(real / SPANS)
+    rows = full(found)
+    even = [way for way in found if way.tokens == rows and way.target.step % 2 == 0]
+    layers = int(profile.shape.layers.value - profile.shape.dense_layers.value)
+    host = host_of(even, recorded, costs, fits)
+    alone = host_alone(even, usage.cpu_us(layers, shape.microbatches))
+    return Fitted(profile=profile, fits=fits, found=found, rows=rows, host=host, alone=alone, share=usage.share())
+
+
+def _compared(shape: Shape, place: Path, fitted: Fitted, first: Fitted, cores: int) -> dict[str, Any]:
+    """Both predictions against the odd steps, and plans made again."""
+    profile = replace(first.profile, planner_us=fitted.profile.planner_us)
+    predicted = {}
+    for name, kernels, host, shared in (
+        (OWN, fitted.profile, fitted.host, None),
+        (SHARED, profile, first.alone, cores),
+    ):
+        if shared is not None and not host.beside:
+            continue
+        directory = place / name
+        directory.mkdir()
+        run_virtually(shape, directory, place / REAL, kernels, host, tokens=fitted.rows, cores=shared)
+        predicted[name] = compare(fitted.found, ways(directory / SPANS), fitted.rows)
+    with tempfile.TemporaryDirectory(prefix="afore-reality-") as scratch:
+        plans = plans_again(place / REAL / WIRE, Path(scratch), shape.policy)
+    plans["recorded rows"] = rows_again(place / REAL / TRACE)
+    plans["rows of the virtual run"] = rows_again(place / OWN / TRACE)
     return {
-        "rows": tokens,
-        "predicted": len(of_size(predicted, tokens)),
-        "tested": len(odd),
-        "predicted_us": expected,
-        "measured_us": middle,
-        "error": expected / middle - 1,
-        "error_of_each": statistics.median(abs(expected - one) / one for one in odd),
-        "median_us": statistics.median(odd),
-        "other_half_us": statistics.mean(even),
-        "noise": statistics.mean(even) / middle - 1,
-        "p10_us": sorted(odd)[len(odd) // 10],
-        "p90_us": sorted(odd)[len(odd) * 9 // 10],
+        "shape": {field.name: getattr(shape, field.name) for field in fields(shape)},
+        "name": str(shape),
+        "rows": fitted.rows,
+        "measured": halves(fitted.found, fitted.rows),
+        "predicted": predicted,
+        "spans": _spans(fitted.fits),
+        "host_us": fitted.host.means(),
+        "alone_us": fitted.alone.means(),
+        "core_share": fitted.share,
+        "beside_us": dict(fitted.alone.beside),
+        "plans": plans,
     }
 
 
-def _repeated(path: Path) -> dict[str, Any]:
-    result = repeat(TraceReader(path))
+def full(found: Sequence[Way]) -> int:
+    """Rows of a full target: the most frequent number. Raises ``ConfigError`` where a half of the run has none of it."""
+    rows = Counter(way.tokens for way in found).most_common(1)[0][0]
+    if len({way.target.step % 2 for way in found if way.tokens == rows}) < 2:
+        raise ConfigError("reality", "a half of the run has no full target", "give more --tokens")
+    return rows
+
+
+def halves(found: Sequence[Way], rows: int) -> dict[str, Any]:
+    """Times of full targets, of the steps that are fitted on (even) and of those that are tested on (odd)."""
     return {
-        "targets": result.targets,
-        "copies": result.copies,
-        "different": result.different,
-        "first": result.first,
+        name: _times([way for way in found if way.target.step % 2 == odd], rows)
+        for odd, name in enumerate(("even", "odd"))
+    }
+
+
+def compare(measured: Sequence[Way], predicted: Sequence[Way], rows: int) -> dict[str, Any]:
+    """Times of full targets of a virtual run, and their errors against either half of the real one: the odd one is the test."""
+    times = _times(predicted, rows)
+    against = halves(measured, rows)
+    for half, its in against.items():
+        for what in ("mean_us", "median_us"):
+            times[f"{half}_{what.removesuffix('_us')}_error"] = times[what] / its[what] - 1
+    return times
+
+
+def _times(found: Sequence[Way], rows: int) -> dict[str, Any]:
+    took = sorted(way.took for way in found if way.tokens == rows)
+    if not took:
+        raise ConfigError(
+            "reality", f"no target of a run has {rows} rows, as full ones of the other have", "run it again"
+        )
+    return {
+        "targets": len(took),
+        "mean_us": statistics.mean(took),
+        "median_us": statistics.median(took),
+        "p10_us": took[len(took) // 10],
+        "p90_us": took[len(took) * 9 // 10],
     }
 
 
@@ -164,8 +211,20 @@ def _spans(fits: dict[str, Fit]) -> dict[str, Any]:
     }
 
 
-def _of(shape: Shape) -> dict[str, Any]:
-    return {name: getattr(shape, name) for name in Shape.__dataclass_fields__}
+def _shape(text: str, options: argparse.Namespace) -> Shape:
+    """Of ``A+N``. Raises ``ConfigError``."""
+    attention, _, ffn = text.partition("+")
+    if not (attention.isdecimal() and ffn.isdecimal() and int(attention) and int(ffn)):
+        raise ConfigError("--shapes", f"{text!r} is none", "give A+N, such as 1+2: one attention and two FFN processes")
+    return Shape(
+        attention=int(attention),
+        ffn=int(ffn),
+        microbatches=options.microbatches,
+        slots=options.slots,
+        requests=options.requests,
+        tokens=options.tokens,
+        policy=options.policy,
+    )
 
 
 def _fresh(directory: Path) -> Path:
@@ -183,50 +242,22 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _show(report: dict[str, Any]) -> None:
-    found = report["targets"]
-    console = Console(width=None if sys.stdout.isatty() else 110)
-    table = Table("work", "fixed µs", "each µs", "spans fitted", "tested", "error")
-    for name, one in report["spans"].items():
-        table.add_row(
-            name,
-            f"{one['fixed_us']:.1f}",
-            f"{one['each_us']:.2f}",
-            str(one["fitted"]),
-            str(one["tested"]),
-            f"{one['error']:.1%}",
-        )
-    console.print(table)
-    lines = [
-        "host, µs: " + ", ".join(f"{name.replace('_', ' ')} {value:.0f}" for name, value in report["host_us"].items()),
-        f"a target of {found['rows']} rows: predicted {found['predicted_us']:.0f} µs, measured {found['measured_us']:.0f} µs "
-        f"(P10 {found['p10_us']:.0f}, P90 {found['p90_us']:.0f}; {found['tested']} targets): {found['error']:+.1%}",
-        f"median error of each: {found['error_of_each']:.1%}; the run's other half differs from this one by {found['noise']:+.1%}",
-    ]
-    for world, one in report["plans"].items():
-        same = one["first"] if one["different"] else "every plan is the recorded one, bit for bit"
-        lines.append(f"{world}: {one['targets']} targets, {one['copies']} copies made again: {same}")
-    for line in lines:
-        console.print(line, markup=False, highlight=False)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m afore.tools.evaluate reality",
-        description="Predicted against measured time of targets on this machine, and plans made again from both runs.",
+        description="Predicted against measured time of targets on this machine, and plans made again from what was recorded.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--cores", type=count, default=1, metavar="C", help="cores that the processes may use (1)")
-    add("--attention", type=count, default=1, metavar="A", help="attention processes (1)")
-    add("--ffn", type=count, metavar="N", help="FFN processes (as many as cores)")
+    add("--shapes", default="1+1", metavar="A+N,…", help="attention and FFN processes (1+1); several, by commas")
+    add("--cores", type=count, metavar="C", help="cores that the processes may use (2, or all there are)")
     add("--microbatches", type=count, default=1, metavar="M", help="microbatches in flight (1)")
     add("--slots", type=count_or_none, default=4, metavar="R", help="redundant slots (4)")
     add("--requests", type=count, default=16, metavar="X", help="requests, all at once (16)")
-    add("--tokens", type=count, default=64, metavar="X", help="of each answer (64)")
+    add("--tokens", type=count, default=160, metavar="X", help="of each answer (160)")
     add("--policy", default="afore", metavar="P", help="(afore)")
-    add("--limit-s", type=float, default=LIMIT_S, metavar="S", help=f"for the real run ({LIMIT_S:g})")
+    add("--limit-s", type=float, default=LIMIT_S, metavar="S", help=f"for each real run ({LIMIT_S:g})")
     add("--out", metavar="DIR", help="keep spans, traces and reality.json there; it must not hold an earlier run")
     add("--json", action="store_true", help="print one JSON object")
     return parser

@@ -5,28 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from afore.cluster import Cluster
 from afore.core.clock import Clock
 from afore.core.config import BatchOptions, PlannerOptions, RunConfig
 from afore.core.errors import ConfigError
-from afore.core.target import Target
-from afore.core.topology import ATTENTION, FFN, Topology
+from afore.core.topology import ATTENTION, FFN, Topology, member_name
 from afore.core.trace import Tracer
 from afore.models.bundle import bundled_prompts
 from afore.models.counted import counted_spec
+from afore.scheduler.traces import TraceReader
 from afore.serving.virtual import Ask, Emulation, run_emulated
 from afore.tools.calibrate.measure import TILE_TOKENS
-from afore.tools.evaluate.demand import DemandKey, demand_of
-from afore.tools.evaluate.reality_fit import Handovers
-from afore.tools.trace_files import open_directory
+from afore.tools.evaluate.demand import StoredDemand
+from afore.tools.evaluate.reality_fit import Host, HostedCosts, hosted
+from afore.tools.evaluate.reality_usage import Usage
 from afore.workers.device.hardware import HardwareProfile
 
 REAL, VIRTUAL, TRACE = "real", "virtual", "run.trace.npz"
-SPANS = "spans"
+SPANS, WIRE = "spans", "wire"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +54,22 @@ class Shape:
             batch=BatchOptions(max_num_seqs=self.requests, kv_blocks=None if not emulated else 64 * self.requests),
             trace=None if emulated else str(directory / SPANS),
             record=str(directory / TRACE),
+            record_wire=None if emulated else str(directory / WIRE),
         )
 
+    def workers(self) -> tuple[tuple[str, int], ...]:
+        """How many there are of each role that computes."""
+        return ((ATTENTION, self.attention), (FFN, self.ffn))
 
-async def run_really(shape: Shape, directory: Path, *, limit_s: float) -> None:
+    def __str__(self) -> str:
+        return f"{self.attention} + {self.ffn}"
+
+
+async def run_really(shape: Shape, directory: Path, *, limit_s: float) -> Usage:
     """Processes, shared memory, the bundled model; requests all at once. Raises ``ConfigError`` when they take too long."""
     prompts = bundled_prompts()
     config = shape.config(directory, emulated=False)
+    usage = Usage(shape.requests, shape.tokens)
     try:
         async with asyncio.timeout(limit_s), Cluster.start(config=config) as cluster:
 
@@ -67,7 +78,7 @@ async def run_really(shape: Shape, directory: Path, *, limit_s: float) -> None:
                 stream = cluster.generate(prompt, max_new_tokens=shape.tokens, ignore_eos=True)
                 async with contextlib.aclosing(stream) as tokens:
                     async for _ in tokens:
-                        pass
+                        usage.token(number)
 
             await asyncio.gather(*(one(number) for number in range(shape.requests)))
     except TimeoutError as error:
@@ -76,30 +87,35 @@ async def run_really(shape: Shape, directory: Path, *, limit_s: float) -> None:
             f"the processes took longer than {limit_s:g} s",
             "give fewer --requests or --tokens, or a --limit-s",
         ) from error
+    return usage
 
 
-def run_virtually(shape: Shape, directory: Path, real: Path, profile: HardwareProfile, host: Handovers) -> None:
-    """The same requests on the recorded demand and the fitted profile. Raises what a role does."""
+def run_virtually(
+    shape: Shape,
+    directory: Path,
+    real: Path,
+    profile: HardwareProfile,
+    host: Host,
+    *,
+    tokens: int,
+    cores: int | None = None,
+) -> None:
+    """The same requests, on the demand of the odd steps in which the real run had ``tokens`` rows. Raises what a role does.
+
+    ``cores``: all workers share so many; none: what waiting for one took is in the host's parts.
+    """
     model = profile.shape
     moe, dense = int(model.layers.value - model.dense_layers.value), int(model.dense_layers.value)
-    demand = demand_of(
-        DemandKey(
-            workload="chat",
-            layers=moe,
-            experts=int(model.experts.value),
-            top_k=int(model.top_k.value),
-            microbatches=shape.microbatches,
-            tokens=shape.requests,
-            steps=1 << 20,
-            routing=str(real / TRACE),
-        )
-    )
-    costs = host.on(replace(profile.costs(workers=shape.ffn), tile_tokens=TILE_TOKENS))
+    demand = recorded_demand(real / TRACE, tokens, shape.microbatches)
+    costs = replace(profile.costs(workers=shape.ffn), tile_tokens=TILE_TOKENS)
     spans = directory / SPANS
     spans.mkdir(parents=True, exist_ok=True)
 
     def tracer(name: str, clock: Clock) -> Tracer:
         return Tracer(name, clock, spans)
+
+    def on(rank: int) -> HostedCosts:
+        return hosted(costs, host, rank=rank, layers=moe, microbatches=shape.microbatches)
 
     emulation = Emulation(
         spec=counted_spec(
@@ -110,8 +126,10 @@ def run_virtually(shape: Shape, directory: Path, real: Path, profile: HardwarePr
         ),
         demand=demand,
         profile=costs,
+        profiles={member_name(role, rank): on(rank) for role, number in shape.workers() for rank in range(number)},
+        cores=cores,
         collectives=False,
-        latency_us=host.message,
+        latency_us=0.0,
         record=False,
         make_tracer=tracer,
         free_prefill=True,
@@ -121,45 +139,24 @@ def run_virtually(shape: Shape, directory: Path, real: Path, profile: HardwarePr
         Ask(prompt=(0,) * max(1, len(prompts[number % len(prompts)].prompt) // 4), max_new_tokens=shape.tokens)
         for number in range(shape.requests)
     ]
-    run_emulated(shape.config(directory, emulated=True, charge_us=costs.planner_us), asks, emulation)
+    run_emulated(shape.config(directory, emulated=True, charge_us=host.plan_us), asks, emulation)
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """One target's way: from the beginning of its attention to the last worker's reply."""
-
-    step: int
-    tokens: int
-    took_us: float
-
-
-def passed(directory: Path) -> list[Passed]:
-    """Every target of a run's spans that began and was answered. Raises ``ConfigError`` where there is none."""
-    files, _ = open_directory(directory / SPANS)
-    began: dict[Target, int] = {}
-    tokens: dict[Target, int] = defaultdict(int)
-    ended: dict[Target, int] = {}
-    for file in files:
-        role = file.header.role
-        for _, span in file.records():
-            target = span.target
-            if target is None or span.kind != "span":
-                continue
-            if role == ATTENTION and span.name == "attention":
-                began[target] = min(began.get(target, span.start_ns), span.start_ns)
-                tokens[target] += int(span.args.get("tokens", 0))
-            elif role == FFN and span.name == "reply":
-                ended[target] = max(ended.get(target, 0), span.end_ns)
-    found = [
-        Passed(target.step, tokens[target], (ended[target] - began[target]) / 1e3)
-        for target in sorted(began, key=lambda one: (one.step, one.layer, one.microbatch))
-        if target in ended and ended[target] > began[target]
-    ]
-    if not found:
-        raise ConfigError(str(directory), "no target began and was answered", "run it again")
-    return found
-
-
-def of_size(found: Sequence[Passed], tokens: int) -> list[Passed]:
-    """Those with that many rows."""
-    return [one for one in found if one.tokens == tokens]
+def recorded_demand(path: Path, tokens: int, microbatches: int) -> StoredDemand:
+    """What the targets of ``tokens`` rows in odd steps met, in their order. Raises ``ConfigError`` where there are none."""
+    reader = TraceReader(path)
+    header = reader.header
+    steps: dict[tuple[int, int], dict[int, npt.NDArray[np.int32]]] = defaultdict(dict)
+    for row in reader:
+        full = row.demand_E is not None and int(row.demand_E.sum()) == tokens * header.top_k
+        if full and row.target.step % 2:
+            assert row.demand_E is not None
+            steps[row.target.step, row.target.microbatch][row.target.layer] = row.demand_E
+    table = [
+        [layers[layer] for layer in range(header.layers)] for _, layers in sorted(steps.items()) if len(layers) == header.layers
+    ]  # fmt: skip
+    if not table:
+        raise ConfigError("reality", f"no odd step had {tokens} rows in every layer", "give more --tokens")
+    return StoredDemand(
+        np.array(table, np.int32), microbatches=microbatches, top_k=header.top_k, source=f"{path.name}, odd steps"
+    )

@@ -116,6 +116,10 @@ class CostProfile:
                 cost_us = 0.0
         return round((self.launch_us + cost_us) * 1e3)
 
+    def beside_ns(self, work: Work) -> tuple[int, ...]:
+        """How long further cores are busy once ``work`` is done, while nobody waits for it; where workers share cores."""
+        return ()
+
     def copy_ns(self, nbytes: int) -> int:
         """Nanoseconds for which a copy occupies both its ports; at least one, so that every copy has a before and an after."""
         moved = self.expert_bytes or nbytes
