@@ -14,7 +14,6 @@ from afore.core.errors import AforeError, ConfigError
 from afore.models.bundle import bundled_model_path
 from afore.tools.bench.files import write_whole
 from afore.tools.calibrate.fit import fit_all, profile_from, to_yaml_fields
-from afore.tools.calibrate.measure import measure_cpu
 from afore.tools.calibrate.spans import read_samples
 from afore.workers.device.hardware import HardwareProfile, profile_names, read_profile
 
@@ -54,6 +53,9 @@ def _write(profile: HardwareProfile, path: str) -> None:
 def _measured(options: argparse.Namespace) -> HardwareProfile:
     if options.spans is not None:
         raise ConfigError("--measure", "it needs no span files", "give a directory, or --measure")
+    # Only here: psutil, which a machine with nothing but a GPU's packages lacks.
+    from afore.tools.calibrate.measure import measure_cpu
+
     return measure_cpu(Path(options.model or bundled_model_path()))
 
 
