@@ -35,6 +35,7 @@ class FakeBase:
         self.registered: dict[int, int] = {}
         self._held: set[int] = set()
         self._sleeps: list[Record] = []
+        self._free_us: dict[int, float] = {}
         self._current = -1
         self._retained: dict[int, int] = {}
         self._peers: set[int] = set()
@@ -60,7 +61,8 @@ class FakeBase:
 
     def _wake(self) -> None:
         while self._sleeps:
-            self._sleeps.pop().done = True
+            asleep = self._sleeps.pop()
+            asleep.done, asleep.time_us = True, self.machine.now_us
         self._run()
 
     def fail_gpu(self) -> None:
@@ -91,6 +93,7 @@ class FakeBase:
             return (t.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,)
         if name in self.failing:
             return (self.failing[name],)
+        operation.enqueued_us = self.machine.now_us
         self.streams[stream].append(operation)
         answer = self._answer(name, arguments)
         self._run()
@@ -111,8 +114,12 @@ class FakeBase:
             return False
         if work[0].after is not None and not work[0].after.done:
             return False
-        self.machine.now_us = self.machine.tick(self.machine.now_us)
-        work.pop(0).run()
+        machine, operation = self.machine, work.pop(0)
+        waited_us = operation.after.time_us if operation.after is not None else 0.0
+        begin_us = max(self._free_us.get(stream, 0.0), operation.enqueued_us, waited_us)
+        machine.at_us = self._free_us[stream] = machine.tick(begin_us) + operation.cost_us
+        machine.now_us = max(machine.now_us, machine.at_us)
+        operation.run()
         return True
 
     def _answer(self, name: str, arguments: tuple[Any, ...], *values: Any) -> tuple[Any, ...]:

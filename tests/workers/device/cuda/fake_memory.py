@@ -52,7 +52,7 @@ class FakeMemory(FakeBase):
             return (t.CUresult.CUDA_ERROR_INVALID_HANDLE,)
         self._reachable(dst, ByteCount)
         self._reachable(src, ByteCount)
-        operation = Operation("copy", lambda: _move(dst, src, ByteCount))
+        operation = Operation("copy", lambda: _move(dst, src, ByteCount), cost_us=self.machine.copy_us)
         return self._enqueue("cuMemcpyAsync", (dst, src, ByteCount, hStream), hStream, operation)
 
     def cuMemcpyBatchAsync(
@@ -94,7 +94,12 @@ class FakeMemory(FakeBase):
             for dst, src, nbytes in reversed(spans):  # in no particular order
                 _move(dst, src, nbytes)
 
-        return self._enqueue("cuMemcpyBatchAsync", (tuple(spans), hStream), hStream, Operation("copies", run))
+        return self._enqueue(
+            "cuMemcpyBatchAsync",
+            (tuple(spans), hStream),
+            hStream,
+            Operation("copies", run, cost_us=self.machine.copy_us),
+        )
 
     # Between processes
 

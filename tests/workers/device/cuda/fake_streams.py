@@ -47,7 +47,7 @@ class FakeStreams(FakeBase):
         record = Record()
 
         def reach() -> None:
-            record.done, record.time_us = True, self.machine.now_us
+            record.done, record.time_us = True, self.machine.at_us
 
         self.events[hEvent] = record
         return self._enqueue("cuEventRecord", (hEvent, hStream), hStream, Operation("record", reach, record=record))
@@ -93,5 +93,6 @@ class FakeStreams(FakeBase):
         if self._bad_stream(hStream):
             return (t.CUresult.CUDA_ERROR_INVALID_HANDLE,)
         function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(int(fn))
-        operation = Operation("call", lambda: function(userData))
+        cost_us = self.machine.run_us.pop(0) if self.machine.run_us else 0.0
+        operation = Operation("call", lambda: function(userData), cost_us=cost_us)
         return self._enqueue("cuLaunchHostFunc", (hStream, fn, userData), hStream, operation)
