@@ -14,7 +14,7 @@ SAID = {
     "group": re.compile(r" has its rows by (\w+)"),
     "partition": re.compile(r": partition by ([\w-]+), experts by "),
     "experts": re.compile(r": partition by [\w-]+, experts by (.+)"),
-    "attention": re.compile(r"attention runs modules on GPU \d+, with (.+)"),
+    "attention": re.compile(r"attention runs (?:modules on GPU \d+, with )?(.+)"),
     "did_not_work": re.compile(r"(kernels [\w-]+ do not work here.*)"),
     "rows_copied_once_more": re.compile(r"(inputs cannot be pinned where they lie.*)"),
 }

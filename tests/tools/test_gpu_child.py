@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,8 @@ def test_a_part_writes_what_it_lacks_and_what_does_not_hold(tmp_path: Path) -> N
         assert 0 < limit_s <= 50 - SPARE_S
         raise ClaimFailed("none of 9 pairs", {"pairs": 9})
 
-    parts, until = {"ipc": lacks, "serving": fails}, time.monotonic() + 50
+    parts: dict[str, Callable[..., dict[str, Any]]] = {"ipc": lacks, "serving": fails}
+    until = time.monotonic() + 50
     write_found(parts, "ipc", file, until)
     assert json.loads(file.read_text()) == {"skipped": "no CUDA IPC, because of the container"}
     write_found(parts, "serving", file, until)
