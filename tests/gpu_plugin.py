@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 from collections.abc import Generator
 from typing import Any
@@ -17,7 +16,8 @@ OPTIONAL = ("hypothesis", "httpx", "openai", "ortools", "psutil")
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Runs a coroutine test in a new loop, where no plugin does."""
-    if importlib.util.find_spec("pytest_asyncio") is not None or not inspect.iscoroutinefunction(pyfuncitem.obj):
+    plugins = pyfuncitem.config.pluginmanager
+    if plugins.hasplugin("asyncio") or not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     given: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     asyncio.run(pyfuncitem.obj(**given))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ from afore.transport.loopback import LoopbackNetwork
 from afore.transport.session import RoleContext
 from afore.workers.cuda_store import CudaStore
 from afore.workers.device.cuda.driver import Driver, load_driver
-from afore.workers.device.cuda.kernels import torch_implementation, triton_implementation
+from afore.workers.device.cuda.kernels import Implementation, torch_implementation, triton_implementation
 from afore.workers.device.cuda.memory import DeviceMemory
 from afore.workers.device.cuda.places import ROWS, ROWS_NBYTES
 from afore.workers.device.cuda.probe import gpu_of
@@ -46,18 +46,26 @@ SHAPE = Shape(attention=2, ffn=3, microbatches=3, slots=2, layers=2, steps=4, ex
 class FakeGpuFfn(CudaFfn):
     """The product's parts over the strict driver; the weights come from elsewhere."""
 
-    def __init__(self, ctx: RoleContext, rig: Rig, calls: FakeCalls, experts: RandomExperts) -> None:
+    def __init__(
+        self,
+        ctx: RoleContext,
+        rig: Rig,
+        calls: FakeCalls,
+        experts: RandomExperts,
+        process: int | None = None,
+        implementation: Implementation | None = None,
+    ) -> None:
         super().__init__(
             Driver(calls, name=ctx.name),
             ctx.clock,
             ctx.config,
             rig.spec,
-            torch_implementation(),
+            implementation or torch_implementation(),
             name=ctx.name,
             ordinal=ctx.rank % calls.machine.gpus,
             on_gpu=False,
             current=lambda handle: contextlib.nullcontext(),
-            process=1000 + ctx.rank,
+            process=1000 + ctx.rank if process is None else process,
         )
         self._experts = experts
 
@@ -258,6 +266,56 @@ def test_a_row_without_a_handle_is_a_typed_error() -> None:
     layout = ExchangeLayout(num_microbatches=1, num_ffn=1, max_tokens=1, hidden=1, top_k=1)
     with pytest.raises(WireError, match="attention-3: it has published no GPU memory"):
         OpenedRows(driver, DeviceMemory(driver, None), layout, 3, memoryview(bytearray(ROWS_NBYTES)))
+
+
+async def alike(calls_of: Callable[[int], FakeCalls], **options: Any) -> Rig:
+    """Serves a few targets, rows on the host; ``options`` are those of each worker's parts."""
+    experts = RandomExperts(SHAPE)
+    rig = Rig(SHAPE, LoopbackNetwork(WallClock()), 0, configured(attention="cpu", group="direct"))
+    rig.expert = experts.out
+    try:
+        await rig.open(lambda ctx: FakeGpuFfn(ctx, rig, calls_of(ctx.rank), experts, **options))
+        await rig.serve(PlannerPlans(SHAPE))
+    finally:
+        await rig.close()
+    return rig
+
+
+async def test_workers_of_one_process_need_no_handles() -> None:
+    """Where the driver exports no memory, experts still move between tasks of one process."""
+    calls = FakeCalls()
+    calls.failing["cuIpcGetMemHandle"] = CUresult.CUDA_ERROR_NOT_SUPPORTED
+    rig = await alike(lambda rank: calls, process=7)
+    assert rig.seen.copies > 0
+    assert calls.named("cuIpcOpenMemHandle") == []
+    assert calls.mistakes == []
+    assert set(calls.live.values()) == {0}
+
+
+async def test_workers_of_other_processes_are_told_why_they_cannot() -> None:
+    machine = Machine()
+    processes = [FakeCalls(machine) for _ in range(SHAPE.ffn)]
+    for calls in processes:
+        calls.failing["cuIpcGetMemHandle"] = CUresult.CUDA_ERROR_NOT_SUPPORTED
+    with pytest.raises(BaseException) as caught:  # noqa: PT011  # of a group of roles
+        await alike(lambda rank: processes[rank])
+    assert "lets no other process open its GPU memory (CUDA IPC)" in repr(flat(caught.value))
+
+
+def flat(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [one for each in error.exceptions for one in flat(each)]
+    return [error]
+
+
+async def test_kernels_that_do_not_run_here_give_way_to_torchs(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    calls = [FakeCalls() for _ in range(SHAPE.ffn)]
+    rig = await alike(lambda rank: calls[0], process=7, implementation=Implementation("triton", fail, fail))
+    assert rig.seen.copies > 0
+    assert "kernels triton do not work here, torch's are taken: RuntimeError: Failed to find C compiler" in caplog.text
 
 
 class GpuFfn(CudaFfn):
