@@ -78,8 +78,8 @@ PARTS: Mapping[str, Part] = MappingProxyType(
         "overlap": Part("Copies and grouped products on two streams: together against each alone.", 50, 20, quiet=True),
         "calibration": Part(
             "What a tile, an expert, a copy and the host cost; bell against query; and the profile of it, gpu.yaml.",
-            80,
-            40,
+            110,
+            50,
             quiet=True,
         ),
         "glm": Part(

@@ -125,29 +125,26 @@ async def decode_with_attention(driver: Driver, *, on_gpu: bool, prompts: int = 
 
 
 def run_serving(limit_s: float) -> dict[str, Any]:
-    """The bundled model by 2 attention, 4 FFN and a prefill process that share the GPU: rows stay in its memory.
+    """The bundled model by 2 attention, 4 FFN and a prefill process that share the GPU: rows stay in its memory."""
+    return serve_here("cuda", limit_s)
 
-    Where no process reads another one's GPU memory, all workers are in one process, which needs no handles, and the report says so.
-    """
+
+def run_hosted(limit_s: float) -> dict[str, Any]:
+    """The same with attention and prefill on CPUs: rows go up to the FFN workers, between which experts move."""
+    return serve_here("cpu", limit_s)
+
+
+def serve_here(attention: Device, limit_s: float) -> dict[str, Any]:
+    """Serves on this GPU. Where no process reads another one's memory, all workers are in one, which needs no handles."""
+    begin = time.monotonic()
     driver = load_driver(name="serving")
     driver.retain_context(0)
     try:
         missing = ipc_missing(driver)
     finally:
         driver.release_context(0)
-    found = serve_somehow("cuda", "cuda", limit_s, inproc=bool(missing))
-    return found | ({"processes": f"one: no CUDA IPC, because {missing}"} if missing else {})
-
-
-def run_hosted(limit_s: float) -> dict[str, Any]:
-    """The same with attention and prefill on CPUs: rows go up to the FFN workers. Experts move between processes all the same."""
-    driver = load_driver(name="hosted")
-    driver.retain_context(0)
-    try:
-        missing = ipc_missing(driver)
-    finally:
-        driver.release_context(0)
-    found = serve_somehow("cuda", "cpu", limit_s, inproc=bool(missing))
+    left_s = limit_s - (time.monotonic() - begin)
+    found = serve_somehow("cuda", attention, left_s, inproc=bool(missing))
     return found | ({"processes": f"one: no CUDA IPC, because {missing}"} if missing else {})
 
 
