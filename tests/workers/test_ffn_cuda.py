@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -266,56 +266,6 @@ def test_a_row_without_a_handle_is_a_typed_error() -> None:
     layout = ExchangeLayout(num_microbatches=1, num_ffn=1, max_tokens=1, hidden=1, top_k=1)
     with pytest.raises(WireError, match="attention-3: it has published no GPU memory"):
         OpenedRows(driver, DeviceMemory(driver, None), layout, 3, memoryview(bytearray(ROWS_NBYTES)))
-
-
-async def alike(calls_of: Callable[[int], FakeCalls], **options: Any) -> Rig:
-    """Serves a few targets, rows on the host; ``options`` are those of each worker's parts."""
-    experts = RandomExperts(SHAPE)
-    rig = Rig(SHAPE, LoopbackNetwork(WallClock()), 0, configured(attention="cpu", group="direct"))
-    rig.expert = experts.out
-    try:
-        await rig.open(lambda ctx: FakeGpuFfn(ctx, rig, calls_of(ctx.rank), experts, **options))
-        await rig.serve(PlannerPlans(SHAPE))
-    finally:
-        await rig.close()
-    return rig
-
-
-async def test_workers_of_one_process_need_no_handles() -> None:
-    """Where the driver exports no memory, experts still move between tasks of one process."""
-    calls = FakeCalls()
-    calls.failing["cuIpcGetMemHandle"] = CUresult.CUDA_ERROR_NOT_SUPPORTED
-    rig = await alike(lambda rank: calls, process=7)
-    assert rig.seen.copies > 0
-    assert calls.named("cuIpcOpenMemHandle") == []
-    assert calls.mistakes == []
-    assert set(calls.live.values()) == {0}
-
-
-async def test_workers_of_other_processes_are_told_why_they_cannot() -> None:
-    machine = Machine()
-    processes = [FakeCalls(machine) for _ in range(SHAPE.ffn)]
-    for calls in processes:
-        calls.failing["cuIpcGetMemHandle"] = CUresult.CUDA_ERROR_NOT_SUPPORTED
-    with pytest.raises(BaseException) as caught:  # noqa: PT011  # of a group of roles
-        await alike(lambda rank: processes[rank])
-    assert "lets no other process open its GPU memory (CUDA IPC)" in repr(flat(caught.value))
-
-
-def flat(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [one for each in error.exceptions for one in flat(each)]
-    return [error]
-
-
-async def test_kernels_that_do_not_run_here_give_way_to_torchs(caplog: pytest.LogCaptureFixture) -> None:
-    def fail(*arguments: object) -> None:
-        raise RuntimeError("Failed to find C compiler")
-
-    calls = [FakeCalls() for _ in range(SHAPE.ffn)]
-    rig = await alike(lambda rank: calls[0], process=7, implementation=Implementation("triton", fail, fail))
-    assert rig.seen.copies > 0
-    assert "kernels triton do not work here, torch's are taken: RuntimeError: Failed to find C compiler" in caplog.text
 
 
 class GpuFfn(CudaFfn):
