@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 
 import pytest
-from hypothesis import settings
 
-# Tests never assert a time: on a shared machine hypothesis' own deadline would, and fail at random.
-settings.register_profile("afore", deadline=None)
-settings.load_profile("afore")
+with contextlib.suppress(ModuleNotFoundError):  # a machine with a GPU may have pytest alone: tests/gpu_plugin.py
+    from hypothesis import settings
+
+    # Tests never assert a time: on a shared machine hypothesis' own deadline would, and fail at random.
+    settings.register_profile("afore", deadline=None)
+    settings.load_profile("afore")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

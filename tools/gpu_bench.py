@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +17,30 @@ from afore.core.errors import HostError
 from afore.models.expert_form import SILU_GATED
 from afore.workers.device.cuda.device import torch_streams
 from afore.workers.device.cuda.driver import Driver, Span, load_driver
-from afore.workers.device.cuda.kernels import Implementation, triton_implementation
+from afore.workers.device.cuda.kernels import (
+    TORCH,
+    Implementation,
+    applicable,
+    torch_implementation,
+    triton_missing,
+)
 from afore.workers.device.cuda.memory import DeviceMemory, address_of
+from afore.workers.device.cuda.stopwatch import Sleep, Stopwatch, Timed, torch_sleep
 
 
 class Bench:
     """One GPU, opened for measuring. ``on_gpu`` False: the driver's memory is the host's."""
 
     def __init__(
-        self, driver: Driver, implementation: Implementation, *, on_gpu: bool = True, ordinal: int = 0
+        self,
+        driver: Driver,
+        implementation: Implementation,
+        *,
+        on_gpu: bool = True,
+        ordinal: int = 0,
+        sleep: Sleep | None = None,
     ) -> None:
+        """``sleep``: what holds a stream where there is no GPU; on one, torch does."""
         self.driver = driver
         self.implementation = implementation
         self.on_gpu = on_gpu
@@ -37,6 +51,9 @@ class Bench:
         self.memory = DeviceMemory(driver, ordinal if on_gpu else None)
         self._events: list[int] = []
         self._current = torch_streams(ordinal) if on_gpu else (lambda handle: contextlib.nullcontext())
+        self.without_triton = triton_missing() if implementation.name == TORCH and on_gpu else ""
+        """Why nothing here is computed by our own kernels; empty where it is."""
+        self._watch = Stopwatch(driver, self._current, torch_sleep(self._current) if on_gpu else sleep)
 
     @classmethod
     def open(cls) -> Bench:
@@ -46,7 +63,29 @@ class Bench:
             problem = f"torch {torch.__version__} was built without CUDA, or for a newer driver"
             raise HostError("GPU", problem, "install a torch for this driver's CUDA")
         torch.cuda.set_device(0)
-        return cls(driver, triton_implementation())
+        bench = cls(driver, applicable(torch.float32)[0])
+        bench.try_out()
+        return bench
+
+    def try_out(self) -> None:
+        """Computes a target of a few rows. Where our kernels do not compile or run, torch's are taken from here on; why is kept."""
+        if self.implementation.name == TORCH:
+            return
+        size = ExpertSize(name="a few rows", hidden_size=64, expert_size=32, rows=2, dtype=torch.float32)
+        try:
+            with self.on_compute():
+                Layer(self, size, most_pairs=32).experts(2, 16)()
+            self.finish()
+        except Exception as error:
+            first_line = (str(error).splitlines() or [""])[0]
+            self.without_triton = f"our kernels do not work here: {type(error).__name__}: {first_line}"
+            self.implementation = torch_implementation()
+
+    def ways(self, dtype: torch.dtype, widths: tuple[int, ...]) -> list[Implementation]:
+        """What computes experts of ``dtype`` here."""
+        if not self.on_gpu or self.without_triton:
+            return [self.implementation]
+        return applicable(dtype, self.capability, widths)
 
     @property
     def device(self) -> torch.device:
@@ -79,18 +118,22 @@ class Bench:
         for stream in (self.compute, self.copies):
             self.driver.synchronise(self.mark(stream))
 
-    def time_us(self, enqueue: Callable[[], None], stream: int, *, repeats: int, warm: int = 2) -> float:
-        """Median microseconds between an event before and one behind what ``enqueue`` puts on ``stream``."""
-        times = []
-        for turn in range(warm + repeats):
-            begin = self.mark(stream)
+    @property
+    def late(self) -> int:
+        """Measurements that have time of the host's in them, because it took longer to enqueue than a stream can be held."""
+        return self._watch.late
+
+    def time_us(self, enqueue: Callable[[], None], stream: int, *, repeats: int) -> float:
+        """Median microseconds that the GPU takes for what ``enqueue`` puts on ``stream``."""
+        return statistics.median(each[0].took_us for each in self.times([(stream, enqueue)], repeats=repeats))
+
+    def times(self, works: Sequence[tuple[int, Callable[[], None]]], *, repeats: int) -> list[list[Timed]]:
+        """So many times, what each of ``works`` takes while all of them run, each on its stream, begun at one instant."""
+        for stream, enqueue in works:  # compiles
             with self._current(stream):
                 enqueue()
-            end = self.mark(stream)
-            self.driver.synchronise(end)
-            if turn >= warm:
-                times.append(self.driver.elapsed_us(begin, end))
-        return statistics.median(times)
+        self.finish()
+        return [self._watch.together(works) for _ in range(repeats)]
 
     def close(self) -> None:
         """Gives everything back."""
@@ -152,14 +195,16 @@ class Layer:
             self.weight = memory.tensor((most_pairs, 1), torch.float32).fill_(1.0)
             self.pairs = memory.tensor((most_pairs,), torch.int32)
             self.pairs.copy_(torch.arange(most_pairs, dtype=torch.int32))
-            self._starts: dict[tuple[int, int], torch.Tensor] = {}
+            self._starts: dict[tuple[int, int, int], torch.Tensor] = {}
 
-    def experts(self, tiles: int, tile_tokens: int, implementation: Implementation | None = None) -> Callable[[], None]:
-        """What enqueues a target of ``tiles`` full tiles, spread over the rows; one choice for each token."""
+    def experts(
+        self, tiles: int, tile_tokens: int, implementation: Implementation | None = None, *, rows: int | None = None
+    ) -> Callable[[], None]:
+        """What enqueues a target of ``tiles`` full tiles, spread over the first ``rows`` rows, or all. A token has one choice."""
         pairs = tiles * tile_tokens
         if pairs > self._most:
             raise ValueError(f"{tiles} tiles of {tile_tokens} are more than {self._most} pairs")
-        start_S1 = self._start(tiles, tile_tokens)
+        start_S1 = self._start(tiles, tile_tokens, min(rows or self.size.rows, self.size.rows))
         chosen = implementation or self.bench.implementation
 
         def enqueue() -> None:
@@ -188,12 +233,13 @@ class Layer:
             spans.append(Span(address_of(part[destination]), address_of(part[source]), part[source].nbytes))
         return spans
 
-    def _start(self, tiles: int, tile_tokens: int) -> torch.Tensor:
-        key = (tiles, tile_tokens)
+    def _start(self, tiles: int, tile_tokens: int, used: int) -> torch.Tensor:
+        key = (tiles, tile_tokens, used)
         if key not in self._starts:
             rows = self.size.rows
-            each = torch.full((rows,), tiles // rows, dtype=torch.int32)
-            each[: tiles % rows] += 1
+            each = torch.zeros(rows, dtype=torch.int32)
+            each[:used] = tiles // used
+            each[: tiles % used] += 1
             host_S1 = torch.zeros(rows + 1, dtype=torch.int32)
             host_S1[1:] = torch.cumsum(each * tile_tokens, 0)
             with self.bench.on_compute():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,6 @@ from afore.models.expert_form import SILU_GATED, Activation, ExpertForm
 from afore.tools.gpu_bench import Bench
 from afore.workers.device.base import Pairs
 from afore.workers.device.cuda.demand_check import CrcTable
-from afore.workers.device.cuda.kernels import applicable
 from afore.workers.device.cuda.pair_plan import fill_plan, plan_words
 from afore.workers.kernels import grouped_mlp_reference
 from afore.workers.partition import partition_reference
@@ -22,56 +23,83 @@ TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 """Largest difference from float64, as a part of the largest output."""
 
 
+class PartitionCase:
+    """Random tokens and a random plan for one of four workers, on a bench. ``planned`` False: the plan is for another demand."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        numbers: np.random.Generator,
+        rank: int,
+        *,
+        tokens: int,
+        experts: int,
+        top_k: int,
+        planned: bool,
+    ) -> None:
+        table = CrcTable.of(experts)
+        self.layout = layout = StoreLayout(contiguous_primaries(experts, 4), rank, 2)
+        first_redundant = len(layout.primary_experts)
+        self.ids_TK = np.stack([numbers.permutation(experts)[:top_k] for _ in range(tokens)]).astype(np.int32)
+        foreign = numbers.permutation([e for e in range(experts) if layout.row_E[e] < 0])[:2]
+        shares = sorted((int(e), rank, slot, int(numbers.integers(1, tokens))) for slot, e in enumerate(foreign))
+        shares_X4 = np.array(shares, dtype=np.int32)
+        crc = demand_crc(count_demand(self.ids_TK, experts)) ^ (0 if planned else 1)
+        plan_X = np.zeros(plan_words(experts), dtype=np.int32)
+        fill_plan(plan_X, shares_X4, layout.row_E, rank, layout.num_rows, first_redundant, crc)
+        used = shares_X4 if planned else np.zeros((0, 4), dtype=np.int32)
+        self.expected = partition_reference(self.ids_TK, used, layout.row_E, rank, layout.num_rows, first_redundant)
+        where = bench.device
+        with bench.on_compute():
+            self.pair_P, place_P = (torch.zeros(self.ids_TK.size, dtype=torch.int32, device=where) for _ in range(2))
+            self.summary_X = torch.zeros(layout.num_rows + 3, dtype=torch.int32, device=where)
+            arguments = (
+                torch.from_numpy(self.ids_TK).to(where),
+                torch.from_numpy(plan_X).to(where),
+                torch.from_numpy(table.words_EB).to(where),
+                table.zero,
+                experts,
+                layout.num_rows,
+                first_redundant,
+                self.pair_P,
+                place_P,
+                self.summary_X,
+            )
+        self.enqueue: Callable[[], None] = partial(bench.implementation.partition, *arguments)
+
+
 def check_partition(
     bench: Bench, *, cases: int = 12, tokens: int = 64, experts: int = 128, top_k: int = 8
 ) -> dict[str, Any]:
     """Random plans over four workers, planned for this demand and for another: the same pairs in the same order."""
     numbers = np.random.default_rng(7)
-    table = CrcTable.of(experts)
-    layouts = [StoreLayout(contiguous_primaries(experts, 4), rank, 2) for rank in range(4)]
-    words_EB = torch.from_numpy(table.words_EB).to(bench.device)
     for case in range(cases):
         rank, planned = case % 4, case % 3 != 2
-        layout = layouts[rank]
-        first_redundant = len(layout.primary_experts)
-        ids_TK = np.stack([numbers.permutation(experts)[:top_k] for _ in range(tokens)]).astype(np.int32)
-        foreign = numbers.permutation([e for e in range(experts) if layout.row_E[e] < 0])[:2]
-        shares = sorted((int(e), rank, slot, int(numbers.integers(1, tokens))) for slot, e in enumerate(foreign))
-        shares_X4 = np.array(shares, dtype=np.int32)
-        crc = demand_crc(count_demand(ids_TK, experts)) ^ (0 if planned else 1)
-        plan_X = np.zeros(plan_words(experts), dtype=np.int32)
-        fill_plan(plan_X, shares_X4, layout.row_E, rank, layout.num_rows, first_redundant, crc)
+        one = PartitionCase(bench, numbers, rank, tokens=tokens, experts=experts, top_k=top_k, planned=planned)
         with bench.on_compute():
-            pair_P = torch.zeros(ids_TK.size, dtype=torch.int32, device=bench.device)
-            place_P = torch.zeros(ids_TK.size, dtype=torch.int32, device=bench.device)
-            summary_X = torch.zeros(layout.num_rows + 3, dtype=torch.int32, device=bench.device)
-            bench.implementation.partition(
-                torch.from_numpy(ids_TK).to(bench.device),
-                torch.from_numpy(plan_X).to(bench.device),
-                words_EB,
-                table.zero,
-                experts,
-                layout.num_rows,
-                first_redundant,
-                pair_P,
-                place_P,
-                summary_X,
-            )
-            *start_S1, mismatched, unknown = summary_X.tolist()
-            pairs = pair_P.tolist()
-        used = shares_X4 if planned else np.zeros((0, 4), dtype=np.int32)
-        expected = partition_reference(ids_TK, used, layout.row_E, rank, layout.num_rows, first_redundant)
-        found = [
-            [divmod(place, top_k) for place in pairs[start_S1[s] : start_S1[s + 1]]] for s in range(layout.num_rows)
-        ]
-        if found != expected or bool(mismatched) == planned or unknown != -1:
+            one.enqueue()
+            *start_S1, mismatched, unknown = one.summary_X.tolist()
+            pairs = one.pair_P.tolist()
+        rows = range(one.layout.num_rows)
+        found = [[divmod(place, top_k) for place in pairs[start_S1[s] : start_S1[s + 1]]] for s in rows]
+        if found != one.expected or bool(mismatched) == planned or unknown != -1:
             raise RuntimeError(f"case {case}: the GPU's share of worker {rank} is not the CPU's")
     return {
         "cases": cases,
         "tokens": tokens,
         "experts": experts,
+        "kernel": bench.implementation.name,
         "difference": "none: the same pairs in the same order",
     }
+
+
+def partition_time(
+    bench: Bench, *, tokens: int = 64, experts: int = 128, top_k: int = 8, repeats: int = 10
+) -> dict[str, Any]:
+    """What the exact share of a target takes."""
+    one = PartitionCase(bench, np.random.default_rng(7), 0, tokens=tokens, experts=experts, top_k=top_k, planned=True)
+    took_us = bench.time_us(one.enqueue, bench.compute, repeats=repeats)
+    return {"kernel": bench.implementation.name, "tokens": tokens, "top_k": top_k, "partition_us": took_us}
 
 
 def check_experts(
@@ -82,7 +110,7 @@ def check_experts(
     forms = (("silu", SILU_GATED), ("clamped, biases", ExpertForm(activation=Activation.CLAMPED, biases=True)))
     dtypes = TOLERANCES if bench.on_gpu else {torch.float32: TOLERANCES[torch.float32]}
     for dtype, tolerance in dtypes.items():
-        ways = applicable(dtype, bench.capability, (hidden, expert)) if bench.on_gpu else [bench.implementation]
+        ways = bench.ways(dtype, (hidden, expert))
         for label, form in forms:
             for way in ways:
                 for tile in (16, 64):

@@ -8,46 +8,69 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from afore.core.clock import WallClock
-from afore.tools.gpu_bench import Bench, ExpertSize, Layer
+from afore.tools.gpu_bench import Bench, Layer
+from afore.tools.gpu_lines import line_of
 from afore.workers.device.base import Work
 from afore.workers.device.cuda.device import CompletionName, CudaDevice
 from afore.workers.device.cuda.driver import Driver, Span
-from afore.workers.device.cuda.kernels import Implementation, applicable
+from afore.workers.device.cuda.kernels import Implementation
 
 WORK = Work("experts", None)
+WARM = 3
+"""Times that are not counted: kernels are compiled at the first, by Triton on the way to the GPU and by numba on the way back."""
+WAIT_US = 60e6
+"""For an event: the first one stands behind a kernel that is compiled."""
+MOST_ROWS = 32
+"""Store rows over which tiles are spread: as many experts as one of four workers has of 128."""
+EACH = (1, 2, 3, 4)
+"""Tiles of each row: the slope over them is β_tile."""
+MOST_TARGETS = 256
+"""Enqueued at once beside copies: the driver's queue has room for about a thousand launches."""
 
 
-def tile_times(layer: Layer, tiles_of: Mapping[int, tuple[int, ...]], *, repeats: int) -> list[dict[str, Any]]:
-    """β_tile of each M_tile and implementation: the slope of the experts' time over the number of tiles."""
+def tile_times(
+    layer: Layer, tile_tokens: Sequence[int], *, repeats: int, each: Sequence[int] = EACH
+) -> list[dict[str, Any]]:
+    """β_tile of each M_tile and implementation, and what an expert costs whatever its tiles.
+
+    Two lines, because a tile that brings weights of its own along costs another time than one whose weights are read anyway:
+
+    - ``tile_us``: over ``each`` tiles of every row: the same rows, so the same weights, and only tiles are more;
+    - ``row_us``: over ever more rows of one tile each: what an expert's weights and first tile cost; ``experts_us`` without any.
+    """
     found = []
-    size = layer.size
+    size, rows = layer.size, min(layer.size.rows, MOST_ROWS)
     widths = size.hidden_size, size.expert_size
-    ways = (
-        applicable(size.dtype, layer.bench.capability, widths) if layer.bench.on_gpu else [layer.bench.implementation]
-    )
-    for tile_tokens, counts in tiles_of.items():
-        for way in ways:
-            points = [_experts_us(layer, tiles, tile_tokens, way, repeats) for tiles in counts]
-            (few, few_us), (many, many_us) = points[0], points[-1]
+    some = sorted({max(1, rows // part) for part in (4, 2, 1)})
+    for pairs in tile_tokens:
+        for way in layer.bench.ways(size.dtype, widths):
+
+            def us(tiles: int, used: int, pairs: int = pairs, way: Implementation = way) -> float:
+                enqueue = layer.experts(tiles, pairs, way, rows=used)
+                return layer.bench.time_us(enqueue, layer.bench.compute, repeats=repeats)
+
+            of_tiles = [(rows * count, us(rows * count, rows)) for count in each]
+            of_rows = [(used, us(used, used)) for used in some]
+            tiles, experts = line_of(of_tiles), line_of(of_rows)
             found.append(
                 {
-                    "tile_tokens": tile_tokens,
+                    "tile_tokens": pairs,
                     "kernel": way.name,
-                    "tile_us": (many_us - few_us) / (many - few),
-                    "experts_us": few_us - (many_us - few_us) / (many - few) * few,
-                    "points": [{"tiles": tiles, "experts_us": us} for tiles, us in points],
+                    "tile_us": tiles.each_us,
+                    "tile_fit_error": tiles.error,
+                    "row_us": experts.each_us,
+                    "row_fit_error": experts.error,
+                    "experts_us": max(0.0, experts.fixed_us),
+                    "most_us": of_tiles[-1][1],
+                    "points": [{"rows": rows, "tiles": tiles, "experts_us": us} for tiles, us in of_tiles]
+                    + [{"rows": used, "tiles": used, "experts_us": us} for used, us in of_rows],
                 }
             )
     return found
-
-
-def _experts_us(layer: Layer, tiles: int, tile_tokens: int, way: Implementation, repeats: int) -> tuple[int, float]:
-    enqueue = layer.experts(tiles, tile_tokens, way)
-    return tiles, layer.bench.time_us(enqueue, layer.bench.compute, repeats=repeats)
 
 
 def fastest(found: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -55,7 +78,7 @@ def fastest(found: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     best: dict[int, dict[str, Any]] = {}
     for one in found:
         known = best.get(one["tile_tokens"])
-        if known is None or one["points"][-1]["experts_us"] < known["points"][-1]["experts_us"]:
+        if known is None or one["most_us"] < known["most_us"]:
             best[one["tile_tokens"]] = one
     return best
 
@@ -63,8 +86,9 @@ def fastest(found: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 def copy_times(
     layer: Layer, counts: tuple[int, ...], busy: Callable[[], None], *, repeats: int
 ) -> list[dict[str, Any]]:
-    """Time of so many experts copied in one batch, alone and while ``busy`` runs on the compute stream."""
+    """Time of so many experts copied in one batch, alone and under ``busy``, which runs for longer than the copies take."""
     bench, rows = layer.bench, layer.size.rows
+    busy_us = max(1e-3, bench.time_us(busy, bench.compute, repeats=repeats))
     found = []
     for count in counts:
         if 2 * count > rows:
@@ -75,14 +99,7 @@ def copy_times(
             bench.driver.copy(spans, bench.copies)
 
         alone_us = bench.time_us(copy, bench.copies, repeats=repeats)
-
-        def under(copy: Callable[[], None] = copy) -> None:
-            with bench.on_compute():
-                busy()
-            copy()
-
-        under_us = bench.time_us(under, bench.copies, repeats=repeats)
-        bench.finish()
+        under_us, targets, covered = _under(bench, busy, busy_us, copy, alone_us, repeats)
         nbytes = count * layer.size.nbytes
         found.append(
             {
@@ -90,11 +107,32 @@ def copy_times(
                 "mib": nbytes / 2**20,
                 "alone_us": alone_us,
                 "under_compute_us": under_us,
-                "alone_gb_per_s": nbytes / alone_us / 1e3,
+                "targets_beside": targets,
+                "under_compute_all_along": covered,
+                "alone_gb_per_s": nbytes / alone_us / 1e3 if alone_us > 0 else 0.0,
                 "batched": bench.driver.batches,
             }
         )
     return found
+
+
+def _under(
+    bench: Bench, busy: Callable[[], None], busy_us: float, copy: Callable[[], None], alone_us: float, repeats: int
+) -> tuple[float, int, bool]:
+    """(median µs of ``copy`` under compute, how often ``busy`` ran beside it, whether it ran until the copies were done)."""
+    targets = 1 + int(1.5 * alone_us / busy_us)
+    while True:
+        targets = min(targets, MOST_TARGETS)
+
+        def compute(targets: int = targets) -> None:
+            for _ in range(targets):
+                busy()
+
+        times = bench.times([(bench.compute, compute), (bench.copies, copy)], repeats=repeats)
+        covered = all(computed.end_us >= copied.end_us for computed, copied in times)
+        if covered or targets == MOST_TARGETS:
+            return statistics.median(copied.took_us for _, copied in times), targets, covered
+        targets *= 2
 
 
 def overlap(layer: Layer, tiles: int, tile_tokens: int, copies: int, *, targets: int = 8) -> dict[str, Any]:
@@ -116,37 +154,27 @@ def overlap(layer: Layer, tiles: int, tile_tokens: int, copies: int, *, targets:
 
     compute_us = bench.time_us(compute, bench.compute, repeats=5)
     copy_us = bench.time_us(copy, bench.copies, repeats=5)
-    bench.finish()
-    begin = bench.mark(bench.compute)
-    bench.driver.wait(bench.copies, begin)
-    copy_begin = bench.mark(bench.copies)
-    copy()
-    copy_end = bench.mark(bench.copies)
-    with bench.on_compute():
-        compute()
-    compute_end = bench.mark(bench.compute)
-    bench.finish()
-
-    def at(event: int) -> float:
-        return bench.driver.elapsed_us(begin, event)
-
-    together_us = max(at(copy_end), at(compute_end))
+    both = bench.times([(bench.compute, compute), (bench.copies, copy)], repeats=5)
+    computed, copied = sorted(both, key=lambda times: max(each.end_us for each in times))[len(both) // 2]
+    together_us = max(computed.end_us, copied.end_us)
     shorter_us = min(compute_us, copy_us)
     return {
         "tiles": tiles,
         "tile_tokens": tile_tokens,
         "targets": targets,
+        "kernel": bench.implementation.name,
         "copies": copies,
         "copied_mib": copies * layer.size.nbytes / 2**20,
         "compute_alone_us": compute_us,
         "copy_alone_us": copy_us,
         "together_us": together_us,
         "overlapped": (compute_us + copy_us - together_us) / shorter_us if shorter_us > 0 else 0.0,
+        "times_with_host_in_them": bench.late,
         "spans": [
             {"lane": "compute alone", "from_us": 0.0, "to_us": compute_us},
             {"lane": "copies alone", "from_us": 0.0, "to_us": copy_us},
-            {"lane": "compute, both together", "from_us": 0.0, "to_us": at(compute_end)},
-            {"lane": "copies, both together", "from_us": at(copy_begin), "to_us": at(copy_end)},
+            {"lane": "compute, both together", "from_us": computed.begin_us, "to_us": computed.end_us},
+            {"lane": "copies, both together", "from_us": copied.begin_us, "to_us": copied.end_us},
         ],
     }
 
@@ -161,14 +189,16 @@ async def completion_times(
         device = make_device(way)
         clock, late_us, host_us = WallClock(), [], []
         try:
-            for _ in range(repeats):
+            for turn in range(WARM + repeats):
                 device.model_stream.run(WORK, busy)
                 event = device.model_stream.record()
                 device.model_stream.flush()
                 cpu_ns = time.thread_time_ns()
-                await event.wait(timeout_us=5e6)
-                host_us.append((time.thread_time_ns() - cpu_ns) / 1e3)
-                late_us.append((clock.now_ns() - event.completed_ns) / 1e3)
+                await event.wait(timeout_us=WAIT_US)
+                now_ns, spent_ns = clock.now_ns(), time.thread_time_ns() - cpu_ns
+                if turn >= WARM:
+                    host_us.append(spent_ns / 1e3)
+                    late_us.append((now_ns - event.completed_ns) / 1e3)
                 await asyncio.sleep(0)
         finally:
             device.close()
@@ -183,16 +213,19 @@ async def completion_times(
 def host_times(bench: Bench, enqueue: Callable[[], None], *, repeats: int) -> dict[str, float]:
     """What enqueuing a target's experts costs the host, and an event with it."""
     launch_us, event_us = [], []
-    for _ in range(repeats):
+    for turn in range(WARM + repeats):
         begin_ns = time.perf_counter_ns()
         with bench.on_compute():
             enqueue()
-        launch_us.append((time.perf_counter_ns() - begin_ns) / 1e3)
+        launched_ns = time.perf_counter_ns() - begin_ns
         event = bench.event()
         begin_ns = time.perf_counter_ns()
         bench.driver.record(event, bench.compute)
-        event_us.append((time.perf_counter_ns() - begin_ns) / 1e3)
+        recorded_ns = time.perf_counter_ns() - begin_ns
         bench.finish()
+        if turn >= WARM:
+            launch_us.append(launched_ns / 1e3)
+            event_us.append(recorded_ns / 1e3)
     return {"enqueue_experts_us": statistics.median(launch_us), "record_event_us": statistics.median(event_us)}
 
 
@@ -209,8 +242,3 @@ def plan_transfer_times(driver: Driver, bench: Bench, *, repeats: int) -> dict[s
             lambda: driver.copy([Span(host, device, down)], bench.compute), bench.compute, repeats=repeats
         ),
     }
-
-
-def describe_sizes(*sizes: ExpertSize) -> list[dict[str, Any]]:
-    """For reports."""
-    return [size.describe() for size in sizes]

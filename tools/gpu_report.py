@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 LIMITS = "One GPU proves neither peer copies between GPUs nor NVLink nor NCCL over several GPUs: nothing here speaks of them."
+FILES = "files"
+"""Of a part's result: texts by name, which become files beside the report."""
 _WIDTH, _LANE, _LEFT = 860, 34, 190
 
 
 def write_report(out: Path, report: Mapping[str, Any]) -> tuple[Path, Path]:
-    """Writes ``gpu_check.json``, ``gpu_check.md`` and, where overlap was measured, ``overlap.svg`` into ``out``."""
+    """Writes ``gpu_check.json``, ``gpu_check.md``, files of parts and, where overlap was measured, ``overlap.svg`` into ``out``."""
     out.mkdir(parents=True, exist_ok=True)
+    for part in report["parts"].values():
+        for name, text in part.get("result", {}).pop(FILES, {}).items():
+            (out / Path(name).name).write_text(text, encoding="utf-8")
     spans = report["parts"].get("overlap", {}).get("result", {}).get("spans")
     if spans:
         (out / "overlap.svg").write_text(picture(spans), encoding="utf-8")
@@ -30,6 +35,8 @@ def markdown(report: Mapping[str, Any], *, drawn: bool) -> str:
     lines += ["## Machine", "", *[f"- {line}" for line in report["machine"]], ""]
     lines += ["| package | version |", "|---|---|"]
     lines += [f"| {name} | {version or 'not installed'} |" for name, version in report["packages"].items()]
+    if report.get("refused"):
+        lines += ["", f"**The GPU could not be asked: {report['refused']}**"]
     lines += ["", "## Parts", "", "| part | outcome | seconds |", "|---|---|---|"]
     for name, part in report["parts"].items():
         lines.append(f"| {name} | {part['outcome']} | {part['took_s']:.1f} |")
@@ -37,6 +44,7 @@ def markdown(report: Mapping[str, Any], *, drawn: bool) -> str:
         lines += ["", f"## {name}", "", part["about"], ""]
         if part["outcome"] != "passed":
             lines += [f"**{part['outcome']}**", "", "```", part.get("why", "").rstrip(), "```"]
+        lines += ["", *[f"- {key}: {part[key]}" for key in ("beside", "left") if key in part]]
         lines += _section(part.get("result", {}))
         if name == "overlap" and drawn:
             lines += ["", "![copies and compute, alone and together](overlap.svg)"]

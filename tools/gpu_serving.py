@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
+import time
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -12,12 +15,20 @@ from afore.core.clock import WallClock
 from afore.core.config import BatchOptions, CostOptions, DeviceOptions, PlannerOptions, RunConfig
 from afore.core.errors import AforeError
 from afore.core.topology import Topology
+from afore.tools.gpu_claims import ClaimFailed
+from afore.tools.gpu_heard import overhearing, used_of
+from afore.tools.gpu_ipc import ipc_missing
 from afore.workers.device.cuda.driver import Driver, load_driver
 
 TOKENS = 12
 MARGIN = 1e-4
 """Of a logit: two tokens that are nearer are a tie, which other kernels may break the other way."""
 PROMPTS = 16
+RETRY_S = 40.0
+"""What a second attempt needs at least."""
+EAGER = CostOptions(tile_us=1000.0, copy_us=1.0, window_us=10_000.0, adapt=False)
+"""Costs by which copying always pays, so that experts move."""
+Device = Literal["cpu", "cuda"]
 KV_BLOCKS = 160
 """Of each attention worker: containers often have little room in /dev/shm."""
 
@@ -113,29 +124,57 @@ async def decode_with_attention(driver: Driver, *, on_gpu: bool, prompts: int = 
     return {"layer_awaits": decoder.layers, **compare(Reference(bundled_model_path()), texts, ours)}
 
 
-def run_serving() -> dict[str, Any]:
+def run_serving(limit_s: float) -> dict[str, Any]:
     """The bundled model by 2 attention, 4 FFN and a prefill process that share the GPU: rows stay in its memory."""
-    return serve_somehow("cuda")
+    return serve_here("cuda", limit_s)
 
 
-def run_hosted() -> dict[str, Any]:
-    """The same with attention and prefill on CPUs: rows go up to the FFN workers."""
-    return serve_somehow("cpu")
+def run_hosted(limit_s: float) -> dict[str, Any]:
+    """The same with attention and prefill on CPUs: rows go up to the FFN workers, between which experts move."""
+    return serve_here("cpu", limit_s)
 
 
-def serve_somehow(attention: Literal["cpu", "cuda"]) -> dict[str, Any]:
-    """Serves with the kernels that are measured to be the fastest; where that cannot be, with torch's, and says so."""
+def serve_here(attention: Device, limit_s: float) -> dict[str, Any]:
+    """Serves on this GPU. Where no process reads another one's memory, all workers are in one, which needs no handles."""
+    begin = time.monotonic()
+    driver = load_driver(name="serving")
+    driver.retain_context(0)
     try:
-        return serve("cuda", attention)
+        missing = ipc_missing(driver)
+    finally:
+        driver.release_context(0)
+    left_s = limit_s - (time.monotonic() - begin)
+    found = serve_somehow("cuda", attention, left_s, inproc=bool(missing))
+    return found | ({"processes": f"one: no CUDA IPC, because {missing}"} if missing else {})
+
+
+def serve_somehow(name: Device, attention: Device, limit_s: float, *, inproc: bool = False) -> dict[str, Any]:
+    """Serves with the kernels that are measured to be the fastest; where that cannot be, with torch's, and says so."""
+    begin = time.monotonic()
+    try:
+        return serve(name, attention, limit_s=limit_s, inproc=inproc)
     except AforeError as error:
-        return {**serve("cuda", attention, kernels="torch"), "not_by_our_kernels": str(error)}
+        left_s = limit_s - (time.monotonic() - begin)
+        if left_s < RETRY_S:
+            raise
+        print(f"again, with torch's kernels: {error}", file=sys.stderr, flush=True)
+        again = serve(name, attention, kernels="torch", limit_s=left_s, inproc=inproc)
+        return {**again, "not_by_our_kernels": str(error)}
 
 
 def serve(
-    name: Literal["cpu", "cuda"], attention: Literal["cpu", "cuda"], *, kernels: Literal["auto", "torch"] = "auto"
+    name: Device,
+    attention: Device,
+    *,
+    kernels: Literal["auto", "torch"] = "auto",
+    limit_s: float,
+    inproc: bool = False,
+    prompts: int = PROMPTS,
+    costs: CostOptions = EAGER,
 ) -> dict[str, Any]:
-    """Serves prompts while experts move; raises where tokens are not those of transformers, or nothing moved."""
-    from afore.cluster import Cluster, complete_all
+    """Serves prompts while experts move. Raises ``RuntimeError`` where tokens are not those of transformers, or it takes too long;
+    ``ClaimFailed`` where no expert moved, no pair ran on one that did, or rows did not come by the group that they should.
+    """
     from afore.models.bundle import bundled_model_path, bundled_prompts
     from afore.models.reference import Reference
     from afore.models.tokenizer import Tokenizer
@@ -144,29 +183,66 @@ def serve(
         topology=Topology(attention=2, ffn=4),
         device=DeviceOptions(name=name, attention=attention, kernels=kernels),
         planner=PlannerOptions(tile_tokens=16),
-        costs=CostOptions(tile_us=1000.0, copy_us=1.0, window_us=10_000.0, adapt=False),
+        costs=costs,
         batch=BatchOptions(max_num_seqs=32, kv_blocks=KV_BLOCKS),
     )
     tokenizer = Tokenizer(bundled_model_path())
-    texts = [tokenizer.encode(prompt.prompt) for prompt in bundled_prompts()][:PROMPTS]
-
-    async def answer() -> tuple[list[list[int]], dict[str, Any]]:
-        async with Cluster.start(config.topology, config=config) as cluster:
-            outputs = await complete_all(cluster, texts, max_new_tokens=TOKENS)
-            return [[token.id for token in output] for output in outputs], await cluster.stats()
-
-    ours, stats = asyncio.run(answer())
-    found = compare(Reference(bundled_model_path()), texts, ours)
-    if not stats["migration"]["copies"]:
-        raise RuntimeError("no expert was copied, so nothing was shown of copies")
-    return {
-        **found,
+    texts = [tokenizer.encode(prompt.prompt) for prompt in bundled_prompts()][:prompts]
+    with overhearing() as heard:
+        try:
+            ours, stats = asyncio.run(_answer(config, texts, limit_s, inproc=inproc))
+        except TimeoutError as error:
+            raise RuntimeError(f"not served within {limit_s:.0f} s; roles said what stands above") from error
+    used = used_of(heard.text)
+    found = {
+        **compare(Reference(bundled_model_path()), texts, ours),
         "experts_copied": stats["migration"]["copies"],
+        "pairs": stats["counters"].get("pairs", 0),
         "pairs_on_replicas": stats["counters"].get("replica_pairs", 0),
+        "targets_on_primaries_alone": stats["counters"].get("primaries_only", 0),
         "topology": config.topology.describe(),
+        "workers_are": "tasks of one process" if inproc else "processes",
         "attention_on": attention,
-        "kernels": kernels,
+        "kernels_asked_for": kernels,
+        "used": used,
     }
+    check_claims(found, {"cuda": "ipc", "cpu": "hosted"}[attention] if name == "cuda" else "")
+    return found
+
+
+def check_claims(found: Mapping[str, Any], group: str) -> None:
+    """Raises ``ClaimFailed`` that names what was not shown. ``group``: by which rows must have come; empty: any."""
+    failed = []
+    if not found["experts_copied"]:
+        failed.append("no expert was copied, so nothing is shown of copies")
+    if not found["pairs_on_replicas"]:
+        failed.append(
+            f"none of {found['pairs']} pairs ran on a replica, so nothing is shown of experts that have moved"
+        )
+    groups = found["used"].get("group", [])
+    if group and groups != [group]:
+        failed.append(f"rows came by {', '.join(groups) or 'a group that nobody named'}, not by {group}")
+    if failed:
+        raise ClaimFailed("; ".join(failed), found)
+
+
+async def _answer(
+    config: RunConfig, texts: list[list[int]], limit_s: float, *, inproc: bool
+) -> tuple[list[list[int]], dict[str, Any]]:
+    from afore.cluster import Cluster, complete_all
+    from afore.serving.start import running_processes
+
+    clock = WallClock()
+    running: contextlib.AbstractAsyncContextManager[Any]
+    if inproc:
+        from afore.serving.inproc import running_inproc
+
+        running = running_inproc(config, clock)
+    else:
+        running = running_processes(config, clock, log_level="info")
+    async with asyncio.timeout(limit_s), Cluster.over(running, config, clock) as cluster:
+        outputs = await complete_all(cluster, texts, max_new_tokens=TOKENS)
+        return [[token.id for token in output] for output in outputs], await cluster.stats()
 
 
 def compare(reference: Any, prompts: list[list[int]], ours: list[list[int]]) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class CudaPeer:
             )
             driver.retain_context(source)
         try:
-            self._memory = OpenedMemory(driver, table, process)
+            self._memory = OpenedMemory(driver, table, self._name, process)
         except CudaError as error:
             if source < 0:
                 raise HostError(

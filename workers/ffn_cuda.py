@@ -25,9 +25,11 @@ from afore.workers.device.cuda.choice import choose, default_file
 from afore.workers.device.cuda.device import CudaDevice
 from afore.workers.device.cuda.driver import Driver, load_driver
 from afore.workers.device.cuda.kernels import (
+    TORCH,
     CudaKernels,
     Implementation,
     check_tile,
+    torch_implementation,
     ways_of,
 )
 from afore.workers.device.cuda.memory import DeviceMemory
@@ -178,10 +180,32 @@ class CudaFfn:
         yield from load_from_checkpoint(self._config, store)
 
     def _warm(self, store: CudaStore) -> None:
-        """Runs a target of one row, whose result nobody reads: the first launch of a kernel compiles it, which takes seconds."""
-        layout, spec = store.layout, self._spec
-        if not spec.num_moe_layers:
+        """Runs a target of one row, whose result nobody reads: the first launch of a kernel compiles it, which takes seconds.
+
+        Where our kernels do not compile or run, ``auto`` takes torch's.
+        """
+        if not self._spec.num_moe_layers:
             return
+        try:
+            self._run_one_row(store)
+        except Exception as error:
+            if self._config.device.kernels != "auto" or self._ways[0].name == TORCH:
+                raise
+            why = " ".join(str(error).split())[:300]
+            _log.warning(
+                "%s: kernels %s do not work here, torch's are taken: %s: %s",
+                self._device.name,
+                self._ways[0].name,
+                type(error).__name__,
+                why,
+            )
+            self._ways = (torch_implementation(),)
+            self._device.kernels.use(self._ways[0])
+            self._run_one_row(store)
+        self._choose(store)
+
+    def _run_one_row(self, store: CudaStore) -> None:
+        layout, spec = store.layout, self._spec
         with self._device.current_model_stream():
             room = CudaStaging(
                 self._memory,
@@ -198,7 +222,6 @@ class CudaFfn:
             compute.partition()
             compute.experts()
         self._device.drain()
-        self._choose(store)
 
     def _choose(self, store: CudaStore) -> None:
         """Finds the fastest kernels for targets of each size."""
@@ -221,7 +244,8 @@ class CudaFfn:
         )
         kernels.ways = {way.name: way for way in self._ways}
         kernels.choice = choice
-        _log.info("%s: experts by %s", self._device.name, choice.describe())
+        partition = kernels.implementation.name
+        _log.info("%s: partition by %s, experts by %s", self._device.name, partition, choice.describe())
 
     def peer(self, buffer: memoryview, shape: StoreShape, layout: StoreLayout) -> CudaPeer:
         return CudaPeer(

@@ -103,10 +103,11 @@ class OpenedRows(RowViews):
 
         Raises ``WireError``, ``CudaError``.
         """
-        table = HandleTable.read(buffer, member_name(ATTENTION, attention), 1)
+        name = member_name(ATTENTION, attention)
+        table = HandleTable.read(buffer, name, 1)
         self.near = table.gpu == gpu
         """Whether it is memory of the same GPU, which kernels may read again and again."""
-        self._opened = OpenedMemory(driver, table, process)
+        self._opened = OpenedMemory(driver, table, name, process)
         super().__init__(memory, self._opened.addresses[0], layout)
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ def check_gpus(config: RunConfig) -> Found:
     found = find_gpus()
     if config.device.name == "cuda":
         check_tile(config.planner.tile_tokens)
-        if config.device.kernels != "torch":
+        if config.device.kernels in ("triton", "grouped"):  # auto takes torch's where there is no Triton
             triton_implementation()
         _group(config, found)
     return found

@@ -24,7 +24,7 @@ from afore.transport.loopback import LoopbackNetwork
 from afore.transport.session import RoleContext
 from afore.workers.cuda_store import CudaStore
 from afore.workers.device.cuda.driver import Driver, load_driver
-from afore.workers.device.cuda.kernels import torch_implementation, triton_implementation
+from afore.workers.device.cuda.kernels import Implementation, torch_implementation, triton_implementation
 from afore.workers.device.cuda.memory import DeviceMemory
 from afore.workers.device.cuda.places import ROWS, ROWS_NBYTES
 from afore.workers.device.cuda.probe import gpu_of
@@ -46,18 +46,26 @@ SHAPE = Shape(attention=2, ffn=3, microbatches=3, slots=2, layers=2, steps=4, ex
 class FakeGpuFfn(CudaFfn):
     """The product's parts over the strict driver; the weights come from elsewhere."""
 
-    def __init__(self, ctx: RoleContext, rig: Rig, calls: FakeCalls, experts: RandomExperts) -> None:
+    def __init__(
+        self,
+        ctx: RoleContext,
+        rig: Rig,
+        calls: FakeCalls,
+        experts: RandomExperts,
+        process: int | None = None,
+        implementation: Implementation | None = None,
+    ) -> None:
         super().__init__(
             Driver(calls, name=ctx.name),
             ctx.clock,
             ctx.config,
             rig.spec,
-            torch_implementation(),
+            implementation or torch_implementation(),
             name=ctx.name,
             ordinal=ctx.rank % calls.machine.gpus,
             on_gpu=False,
             current=lambda handle: contextlib.nullcontext(),
-            process=1000 + ctx.rank,
+            process=1000 + ctx.rank if process is None else process,
         )
         self._experts = experts
 

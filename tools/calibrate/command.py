@@ -8,36 +8,36 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from afore.core.errors import AforeError, ConfigError
 from afore.models.bundle import bundled_model_path
 from afore.tools.bench.files import write_whole
-from afore.tools.calibrate.fit import fit_all, profile_from, to_yaml_fields
-from afore.tools.calibrate.measure import measure_cpu
+from afore.tools.calibrate.fit import fit_all, profile_from
+from afore.tools.calibrate.gpu_profile import GPU_BASE, profile_of_gpu, yaml_of
+from afore.tools.calibrate.raw import read_raw
 from afore.tools.calibrate.spans import read_samples
 from afore.workers.device.hardware import HardwareProfile, profile_names, read_profile
 
 EPILOG = """examples:
   python -m afore.tools.calibrate --measure --out cpu.yaml
   python -m afore.tools.calibrate --gpu --out gpu.yaml --raw gpu.json
+  python -m afore.tools.calibrate --from-raw gpu-check/gpu_check.json --out gpu.yaml
   python -m afore.launch --trace spans/ … ; python -m afore.tools.calibrate spans/ --base cpu.yaml --out here.yaml
 
 With span files, what the run shows takes the place of the base's numbers: times of tiles, rows, plans and copies. The base gives
 the model, peaks and what was not recorded. Fitted on even steps, tested on odd ones; the errors are printed and stand in the file.
 """
 
-GPU_BASE = "h200"
-"""What --gpu does not measure, where no --base is given."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes a profile; 0, or 2 for a mistake of the caller's."""
     options = _parser().parse_args(argv)
     try:
-        if options.gpu:
-            return _gpu(options)
-        profile = _measured(options) if options.measure else _fitted(options)
+        if options.from_raw is not None:
+            profile = _from_raw(options)
+        elif options.gpu:
+            profile = _gpu(options)
+        else:
+            profile = _measured(options) if options.measure else _fitted(options)
         _write(profile, options.out)
     except AforeError as error:
         print(f"calibrate: {error}", file=sys.stderr)
@@ -47,33 +47,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(profile: HardwareProfile, path: str) -> None:
-    text = yaml.safe_dump(to_yaml_fields(profile), sort_keys=False, allow_unicode=True, width=120)
-    write_whole(path, text.encode())
+    write_whole(path, yaml_of(profile).encode())
 
 
 def _measured(options: argparse.Namespace) -> HardwareProfile:
     if options.spans is not None:
         raise ConfigError("--measure", "it needs no span files", "give a directory, or --measure")
+    # Only here: psutil, which a machine with nothing but a GPU's packages lacks.
+    from afore.tools.calibrate.measure import measure_cpu
+
     return measure_cpu(Path(options.model or bundled_model_path()))
 
 
-def _gpu(options: argparse.Namespace) -> int:
-    # Only here: kernels and drivers.
-    from afore.tools.calibrate.gpu import measure_gpu
-    from afore.tools.calibrate.gpu_profile import profile_of_gpu
-
+def _gpu(options: argparse.Namespace) -> HardwareProfile:
     if options.spans is not None or options.measure:
         raise ConfigError("--gpu", "it needs no span files, and is not for the CPU", "give --gpu and --out alone")
     if options.repeats < 1:
         raise ConfigError("--repeats", f"{options.repeats} measures nothing", "give 1 or more")
     base = read_profile(options.base or GPU_BASE)
+    # Only here: kernels and drivers.
+    from afore.tools.calibrate.gpu import measure_gpu
+
     found = measure_gpu(options.repeats)
     if options.raw is not None:
         write_whole(options.raw, (json.dumps(found, indent=1) + "\n").encode())
-    profile = profile_of_gpu(found, base, name=options.name or Path(options.out).stem)
-    _write(profile, options.out)
-    print(f"{options.out}: profile {profile.name}, {profile.about}")
-    return 0
+    return profile_of_gpu(found, base, name=options.name or Path(options.out).stem)
+
+
+def _from_raw(options: argparse.Namespace) -> HardwareProfile:
+    if options.spans is not None or options.measure or options.gpu:
+        raise ConfigError("--from-raw", "it measures nothing", "give --from-raw and --out alone")
+    base = read_profile(options.base or GPU_BASE)
+    return profile_of_gpu(read_raw(options.from_raw), base, name=options.name or Path(options.out).stem)
 
 
 def _fitted(options: argparse.Namespace) -> HardwareProfile:
@@ -107,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--measure", action="store_true", help="measure this CPU instead")
     parser.add_argument("--gpu", action="store_true", help=f"measure this machine's GPU instead; --base: {GPU_BASE}")
     parser.add_argument("--raw", metavar="FILE", help="where --gpu writes all that it measured, as JSON")
+    parser.add_argument(
+        "--from-raw", metavar="FILE", help="make the profile of such a file, or of a GPU check's gpu_check.json"
+    )
     parser.add_argument("--repeats", type=int, default=20, help="times that --gpu measures each; medians are kept")
     parser.add_argument("--model", help="checkpoint that --measure is for; none takes the bundled model")
     parser.add_argument("--name", help="of the profile; none: the file's")

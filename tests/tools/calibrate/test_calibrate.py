@@ -7,20 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from afore.core.clock import Clock
 from afore.core.config import BatchOptions, PlannerOptions, RunConfig
-from afore.core.errors import ConfigError
 from afore.core.topology import Topology
 from afore.core.trace import Tracer
 from afore.models.counted import counted_spec
 from afore.serving.virtual import Ask, Emulation, run_emulated
 from afore.tools.calibrate.command import main
-from afore.tools.calibrate.fit import fit, to_yaml_fields
-from afore.tools.calibrate.gpu_profile import profile_of_gpu
+from afore.tools.calibrate.fit import fit
 from afore.tools.calibrate.spans import Sample, read_samples
 from afore.tools.evaluate.demand import DemandKey, demand_of
 from afore.workers.device.hardware import HardwareProfile, Number, read_profile
@@ -124,35 +121,6 @@ def test_mistakes_are_named(
     assert main([*given_, "--out", str(tmp_path / "x.yaml")]) == 2
     assert names in capsys.readouterr().err
     assert not (tmp_path / "x.yaml").exists()
-
-
-def test_what_was_measured_of_a_gpu_is_a_profile_like_any_other(tmp_path: Path) -> None:
-    base = read_profile("h200")
-    tiles = [
-        {"tile_tokens": 16, "kernel": "triton", "tile_us": 4.0, "experts_us": 11.0, "points": []},
-        {"tile_tokens": 64, "kernel": "torch", "tile_us": 5.0, "experts_us": 12.5, "points": []},
-        {"tile_tokens": 64, "kernel": "triton", "tile_us": -1.0, "experts_us": 1.0, "points": []},
-    ]
-    found = {
-        "machine": "a GPU",
-        "date": "2026-11-30",
-        "torch": "2.13",
-        "tiles": tiles,
-        "copy": {"copy_latency_us": 7.5, "copy_gb_per_s": 1800.0},
-        "host": {"enqueue_experts_us": 21.0, "record_event_us": 1.0},
-    }
-    profile = profile_of_gpu(found, base, name="mine")
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(to_yaml_fields(profile)))
-    again = read_profile(str(path))
-    assert again.costs(workers=8).tile_us == pytest.approx(5.0)
-    assert (again.chip.tile_tokens.value, again.chip.layer_host_us.value) == (64, 12.5)
-    assert (again.chip.launch_us.value, again.wires.copy_us.value) == (21.0, 7.5)
-    assert again.chip.memory_efficiency.value == pytest.approx(2 * 1800 / 4800)
-    assert {again.chip.tile_tokens.kind, again.chip.gemm_efficiency.kind, again.wires.copy_us.kind} == {"measured"}
-    assert again.wires.link_gb_per_s == base.wires.link_gb_per_s, "one GPU shows no links"
-    with pytest.raises(ConfigError, match="no tile"):
-        profile_of_gpu({**found, "tiles": tiles[2:]}, base, name="mine")
 
 
 @pytest.mark.slow

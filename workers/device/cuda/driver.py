@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from afore.core.errors import HostError
 from afore.workers.device.cuda.errors import CudaError
+from afore.workers.device.cuda.library import NoDriver, launch_host_function, library_loads
 
 IPC_HANDLE_NBYTES = 64
 _SUCCESS = 0
@@ -47,10 +48,15 @@ class Driver:
         except CudaError as error:
             raise HostError("GPU", str(error), "run `python -m afore.tools.doctor`, or use --device cpu") from error
         except Exception as error:  # the bindings' own, when the library is missing: its type differs between releases
+            if not library_loads():
+                raise NoDriver(
+                    "GPU",
+                    "this machine has no NVIDIA driver (libcuda.so.1 cannot be loaded)",
+                    "install it, or use --device cpu",
+                ) from error
+            problem = f"cuda-python cannot use this machine's driver: {' '.join(str(error).split())}"
             raise HostError(
-                "GPU",
-                "this machine has no NVIDIA driver (libcuda.so.1 cannot be loaded)",
-                "install it, or use --device cpu",
+                "GPU", problem, "install a cuda-python for the driver's CUDA, or update the driver"
             ) from error
         self.batches = self.version >= _BATCH_SINCE and hasattr(calls, "cuMemcpyBatchAsync")
         """Whether copies are handed over in batches; one that is refused turns it off."""
@@ -271,27 +277,15 @@ def _code_name(code: Any) -> str:
     return str(getattr(code, "name", code))
 
 
-def _launch_host_function() -> Callable[[int, int, int], int] | None:
-    """``cuLaunchHostFunc`` of the library itself; none where it cannot be loaded, which whoever opens the driver is told.
-
-    The bindings hand the driver a function of their own, which takes the GIL before it calls ours.
-    """
-    try:
-        launch = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
-    except (OSError, AttributeError):
-        return None
-    launch.argtypes, launch.restype = [ctypes.c_void_p] * 3, ctypes.c_int
-    call: Callable[[int, int, int], int] = launch
-    return call
-
-
 def load_driver(*, name: str = "cuda") -> Driver:
     """The driver of this machine, in this process. Raises ``HostError`` where there is none, or no cuda-python."""
     try:
         from cuda.bindings import driver as calls
     except ImportError as error:
-        raise HostError("GPU", "the package cuda-python is not installed", "pip install 'afore[cuda]'") from error
-    driver = Driver(calls, name=name, launch=_launch_host_function())
+        raise HostError(
+            "GPU", "the package cuda-python is not installed", "pip install 'afore[cuda]', or use --device cpu"
+        ) from error
+    driver = Driver(calls, name=name, launch=launch_host_function())
     if driver.device_count() == 0:
         raise HostError(
             "GPU", "the driver shows no GPU", "see nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu"

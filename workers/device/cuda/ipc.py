@@ -8,6 +8,7 @@ The region's key travels with all others when an epoch opens, and is read as the
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 from collections.abc import Sequence
@@ -15,7 +16,12 @@ from dataclasses import dataclass
 
 from afore.core.errors import WireError
 from afore.workers.device.cuda.driver import IPC_HANDLE_NBYTES, Driver
+from afore.workers.device.cuda.errors import CudaError
 
+_log = logging.getLogger(__name__)
+
+NO_HANDLE = bytes(IPC_HANDLE_NBYTES)
+"""Of an allocation that the driver did not export."""
 MAGIC = 0x41464F52_45495043
 _HEADER = struct.Struct("<QQ16sQ")
 _ENTRY = struct.Struct(f"<QQ{IPC_HANDLE_NBYTES}s")
@@ -47,12 +53,20 @@ class HandleTable:
     def export(
         cls, driver: Driver, gpu: bytes, allocations: Sequence[tuple[int, int]], process: int | None = None
     ) -> HandleTable:
-        """The table of (address, bytes) pairs of this process. Raises ``CudaError``."""
-        return cls(
-            os.getpid() if process is None else process,
-            gpu,
-            tuple(Exported(at, nbytes, driver.export(at)) for at, nbytes in allocations),
-        )
+        """The table of (address, bytes) pairs of this process.
+
+        Where the driver exports no memory (some containers and virtual machines), entries have no handle: the workers of this
+        process need none, and others are told.
+        """
+        found = []
+        for at, nbytes in allocations:
+            try:
+                handle = driver.export(at)
+            except CudaError as error:
+                _log.warning("other processes cannot open this one's GPU memory: %s", error)
+                handle = NO_HANDLE
+            found.append(Exported(at, nbytes, handle))
+        return cls(os.getpid() if process is None else process, gpu, tuple(found))
 
     def write(self, buffer: memoryview) -> None:
         """Publishes it: the magic word last."""
@@ -84,8 +98,8 @@ class HandleTable:
 class OpenedMemory:
     """Allocations of another worker, mapped here; in one process they need no mapping."""
 
-    def __init__(self, driver: Driver, table: HandleTable, process: int | None = None) -> None:
-        """``process``: this one's number. Raises ``CudaError``, with nothing left open."""
+    def __init__(self, driver: Driver, table: HandleTable, owner: str, process: int | None = None) -> None:
+        """``process``: this one's number. Raises ``CudaError``, ``WireError`` where ``owner`` exports none."""
         self._driver = driver
         self._opened: list[int] = []
         self.addresses: list[int] = []
@@ -95,6 +109,12 @@ class OpenedMemory:
             for one in table.allocations:
                 if here:
                     self.addresses.append(one.address)
+                elif one.handle == NO_HANDLE:
+                    raise WireError(
+                        owner,
+                        "its driver lets no other process open its GPU memory (CUDA IPC)",
+                        "see its warning; run outside the container, or all roles in one process (Cluster.start(inproc=True))",
+                    )
                 else:
                     self._opened.append(driver.open(one.handle))
                     self.addresses.append(self._opened[-1])

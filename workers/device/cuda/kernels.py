@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +21,8 @@ TILES = (16, 32, 64, 128)
 """What a tile may be: the sizes that tensor cores take."""
 NARROW = (32, 32)
 """Blocks of kernels for targets of few tiles, which then keep more of the GPU busy."""
+TORCH = "torch"
+"""The way that is everywhere."""
 GROUPED_CAPABILITY = (8, 0)
 """From where torch has a grouped product for bfloat16 that does not stop the host."""
 
@@ -45,7 +46,7 @@ class Implementation:
 
 def torch_implementation() -> Implementation:
     """By torch's operations: everywhere."""
-    return Implementation("torch", partition_torch.launch, experts_torch.launch)
+    return Implementation(TORCH, partition_torch.launch, experts_torch.launch)
 
 
 def triton_implementation(blocks: tuple[int, int] | None = None) -> Implementation:
@@ -53,8 +54,10 @@ def triton_implementation(blocks: tuple[int, int] | None = None) -> Implementati
 
     Raises ``HostError`` where Triton is not installed.
     """
-    if importlib.util.find_spec("triton") is None:
-        raise HostError("GPU", "the package triton is not installed", "install torch for CUDA, which brings it along")
+    if missing := triton_missing():
+        raise HostError(
+            "GPU", missing, "install torch for CUDA, which brings triton along, or use --device.kernels torch"
+        )
     from afore.workers.device.cuda import experts_kernel, partition_kernel
 
     if blocks is None:
@@ -68,11 +71,27 @@ def grouped_implementation() -> Implementation:
     return Implementation("grouped", triton_implementation().partition, experts_torch.launch)
 
 
-def applicable(dtype: torch.dtype, capability: tuple[int, int], widths: tuple[int, ...]) -> list[Implementation]:
-    """What computes experts of ``dtype`` without stopping the host, best guess first.
+def triton_missing() -> str:
+    """Why our own kernels cannot be had; empty where they can. What they need of Triton is asked for, not its version."""
+    try:
+        from afore.workers.device.cuda import experts_kernel, partition_kernel
+    except ImportError as error:
+        return "the package triton is not installed" if error.name == "triton" else f"triton cannot be used: {error}"
+    except Exception as error:  # the compiler looks at our source, and another release may not take it
+        return f"triton does not take our kernels: {type(error).__name__}: {' '.join(str(error).split())}"
+    del experts_kernel, partition_kernel
+    return ""
+
+
+def applicable(
+    dtype: torch.dtype, capability: tuple[int, int] = (0, 0), widths: tuple[int, ...] = ()
+) -> list[Implementation]:
+    """What computes experts of ``dtype``, best guess first: without stopping the host, unless there is nothing but torch.
 
     torch's grouped product wants bfloat16, and rows of 16 bytes' multiples (``widths``: hidden and expert size).
     """
+    if triton_missing():
+        return [torch_implementation()]
     found = [triton_implementation()]
     if (
         dtype is torch.bfloat16
@@ -87,13 +106,14 @@ def ways_of(
     name: str, dtype: torch.dtype, capability: tuple[int, int], widths: tuple[int, ...]
 ) -> list[Implementation]:
     """The ways that ``device.kernels`` names: one, or with ``auto`` all that apply. Raises ``HostError``."""
-    if name == "torch":
+    if name == TORCH:
         return [torch_implementation()]
     if name == "grouped":
         return [grouped_implementation()]
     if name == "triton":
         return [triton_implementation()]
-    return [*applicable(dtype, capability, widths), triton_implementation(NARROW)]
+    ways = applicable(dtype, capability, widths)
+    return ways if triton_missing() else [*ways, triton_implementation(NARROW)]
 
 
 def check_tile(tile_tokens: int) -> None:
@@ -137,6 +157,11 @@ class CudaKernels:
         place = memory.torch_device
         self._act_PI = torch.zeros((most_places, expert_size), dtype=dtype, device=place)
         self._y_PD = torch.zeros((most_places, hidden_size), dtype=torch.float32, device=place)
+
+    def use(self, implementation: Implementation) -> None:
+        """Computes all targets by it."""
+        self.implementation, self.choice = implementation, None
+        self.ways = {implementation.name: implementation}
 
     def partition(
         self, ids_TK: Any, plan_X: Any, num_rows: int, first_redundant: int, pair_P: Any, place_P: Any, summary_X: Any

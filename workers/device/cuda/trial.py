@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +13,7 @@ from afore.workers.device.cuda.device import CudaDevice
 from afore.workers.device.cuda.driver import Driver
 from afore.workers.device.cuda.kernels import Implementation
 from afore.workers.device.cuda.memory import DeviceMemory
+from afore.workers.device.cuda.stopwatch import Stopwatch, torch_sleep
 
 
 class Weights(Protocol):
@@ -50,6 +52,11 @@ class Trial:
         self._top_k = top_k
         self._tile_tokens = tile_tokens
 
+        def current(stream: int) -> AbstractContextManager[object]:
+            return device.current_model_stream()
+
+        self._watch = Stopwatch(driver, current, torch_sleep(current) if self._where.type == "cuda" else None)
+
     def key(self, ordinal: int) -> dict[str, Any]:
         """All that times depend on but the ways and the sizes."""
         shape, gate_up = self._store.shape, self._store.gate_up[0]
@@ -81,35 +88,28 @@ class Trial:
             act_PI = torch.zeros((places, shape.expert_size), dtype=self._store.gate_up[0].dtype, device=where)
             y_PD = torch.zeros((places, shape.hidden_size), device=where)
             out_TD = torch.zeros((tokens, shape.hidden_size), device=where)
-        begin, end = self._driver.create_event(), self._driver.create_event()
 
-        def once() -> float:
-            self._driver.record(begin, stream)
-            with self._device.current_model_stream():
-                way.experts(
-                    hidden_TD,
-                    weight_TK,
-                    pair_P,
-                    pair_P,
-                    start_S1,
-                    self._store.gate_up[0],
-                    self._store.down[0],
-                    self._store.biases[0],
-                    act_PI,
-                    y_PD,
-                    out_TD,
-                    shape.form,
-                    self._tile_tokens,
-                )
-            self._driver.record(end, stream)
-            self._driver.synchronise(end)  # starting: nothing is served yet
-            return self._driver.elapsed_us(begin, end)
+        def experts() -> None:
+            way.experts(
+                hidden_TD,
+                weight_TK,
+                pair_P,
+                pair_P,
+                start_S1,
+                self._store.gate_up[0],
+                self._store.down[0],
+                self._store.biases[0],
+                act_PI,
+                y_PD,
+                out_TD,
+                shape.form,
+                self._tile_tokens,
+            )
 
-        try:
-            return median_us(once)
-        finally:
-            self._driver.destroy_event(begin)
-            self._driver.destroy_event(end)
+        with self._device.current_model_stream():
+            experts()  # compiles
+        # It blocks: a worker that starts serves nothing yet.
+        return median_us(lambda: self._watch.together([(stream, experts)])[0].took_us)
 
 
 def _version(package: str) -> str:

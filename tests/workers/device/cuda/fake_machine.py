@@ -38,6 +38,8 @@ class Operation:
     run: Callable[[], None]
     after: Record | None = None
     record: Record | None = None
+    cost_us: float = 0.0
+    enqueued_us: float = 0.0
 
 
 @dataclass
@@ -52,6 +54,13 @@ class Machine:
     reachable: set[tuple[int, int]] | None = None
     room_nbytes: int = 1 << 30
     now_us: float = 0.0
+    """The host's time; it is never behind what any stream has done."""
+    at_us: float = 0.0
+    """When the operation that runs is done."""
+    run_us: list[float] = field(default_factory=list)
+    """What the next host functions take on the GPU, in order; none: nothing beside ``tick``."""
+    copy_us: float = 0.0
+    """What copies take beside ``tick``."""
     tick: Callable[[float], float] = lambda now_us: now_us + 1
     allocations: dict[int, Allocation] = field(default_factory=dict)
     exported: dict[bytes, int] = field(default_factory=dict)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
-import re
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +13,7 @@ from afore.workers.device.cuda.errors import CudaError, meaning
 from tests.workers.device.cuda.fake_driver import FakeCalls
 from tests.workers.device.cuda.fake_machine import Machine
 from tests.workers.device.cuda.fake_types import CUresult
-from tests.workers.device.cuda.presence import missing_gpu, need
+from tests.workers.device.cuda.presence import missing_gpu
 
 
 def opened(calls: FakeCalls) -> Driver:
@@ -134,102 +132,6 @@ def test_a_host_function_is_enqueued_by_the_library_itself() -> None:
     with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_HANDLE"):
         driver.call(1, 2, 3)
     assert calls.named("cuLaunchHostFunc") == []
-
-
-CALLS: dict[str, Callable[[Driver], object]] = {
-    "cuDeviceGetCount": lambda d: d.device_count(),
-    "cuDeviceGet": lambda d: d.device_name(0),
-    "cuCtxGetStreamPriorityRange": lambda d: d.priority_range(),
-    "cuStreamCreateWithPriority": lambda d: d.create_stream(-1),
-    "cuStreamDestroy": lambda d: d.destroy_stream(1),
-    "cuEventCreate": lambda d: d.create_event(),
-    "cuEventDestroy": lambda d: d.destroy_event(1),
-    "cuEventRecord": lambda d: d.record(1, 2),
-    "cuStreamWaitEvent": lambda d: d.wait(1, 2),
-    "cuEventQuery": lambda d: d.reached(1),
-    "cuEventSynchronize": lambda d: d.synchronise(1),
-    "cuEventElapsedTime": lambda d: d.elapsed_us(1, 2),
-    "cuLaunchHostFunc": lambda d: d.call(1, 0x1000, 7),
-    "cuMemAlloc": lambda d: d.allocate(1 << 40),
-    "cuMemFree": lambda d: d.free(0x1000),
-    "cuMemHostAlloc": lambda d: d.allocate_pinned(1 << 33),
-    "cuMemFreeHost": lambda d: d.free_pinned(0x1000),
-    "cuMemHostRegister": lambda d: d.register(0x1000, 4096, read_only=True),
-    "cuMemHostUnregister": lambda d: d.unregister(0x1000),
-    "cuMemcpyAsync": lambda d: d.copy([Span(0x1000, 0x2000, 1 << 33)], 1),
-    "cuIpcGetMemHandle": lambda d: d.export(0x1000),
-    "cuIpcOpenMemHandle": lambda d: d.open(b"x" * 64),
-    "cuIpcCloseMemHandle": lambda d: d.shut(0x1000),
-    "cuCtxEnablePeerAccess": lambda d: d.reach(1),
-}
-
-
-class Uninitialised:
-    """The real bindings, behind an initialisation that says it went well."""
-
-    def __init__(self, calls: object) -> None:
-        self._calls = calls
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._calls, name)
-
-    def cuInit(self, flags: int) -> tuple[int]:
-        return (0,)
-
-    def cuDriverGetVersion(self) -> tuple[int, int]:
-        return (0, 13010)
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_the_bindings_take_our_arguments(name: str) -> None:
-    """They check types before they look for the library, which is not there: nothing else may be what they object to."""
-    need("cuda")
-    if missing_gpu() == "" or "no NVIDIA driver" not in missing_gpu():
-        pytest.skip("there is a driver here, which would act on these made-up handles")
-    from cuda.bindings import driver as calls
-
-    assert hasattr(calls, name)
-    with pytest.raises(RuntimeError, match="driver library"):
-        CALLS[name](Driver(Uninitialised(calls)))
-
-
-def test_the_bindings_take_a_batch() -> None:
-    need("cuda")
-    if "no NVIDIA driver" not in missing_gpu():
-        pytest.skip("there is a driver here, which would act on these made-up addresses")
-    from cuda.bindings import driver as calls
-
-    driver = Driver(Uninitialised(calls))
-    with pytest.raises(
-        RuntimeError, match="driver library"
-    ):  # from the copies one by one, after the batch failed alike
-        driver.copy([Span(0x1000, 0x2000, 8), Span(0x3000, 0x4000, 8)], 1)
-    assert not driver.batches
-
-
-def test_the_stand_in_takes_what_the_bindings_take() -> None:
-    """The same names in the same order, as the bindings' own documentation has them."""
-    need("cuda")
-    from cuda.bindings import driver as calls
-
-    for name, fake in inspect.getmembers(FakeCalls, inspect.isfunction):
-        if re.match("cu[A-Z]", name):
-            (documented,) = re.findall(rf"^{name}\((.*)\)$", getattr(calls, name).__doc__.splitlines()[0])
-            theirs = [re.split(r":", part)[0].split()[-1] for part in documented.split(",") if part.strip()]
-            ours = list(inspect.signature(fake).parameters)[1:]
-            assert [word.lower() for word in ours] == [word.lower() for word in theirs], name
-
-
-def test_every_code_that_has_a_meaning_exists() -> None:
-    need("cuda")
-    from cuda.bindings.driver import CUresult as codes
-
-    from afore.workers.device.cuda.errors import _MEANINGS
-
-    known = {code.name for code in codes}
-    assert set(_MEANINGS) <= known
-    assert {code.name for code in CUresult} <= known
-    assert all(int(code) == int(getattr(codes, code.name)) for code in CUresult)
 
 
 def test_without_a_gpu_one_line_says_so() -> None:

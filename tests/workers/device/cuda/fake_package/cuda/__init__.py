@@ -1,0 +1,1 @@
+"""What ``import cuda`` finds where this folder stands first on the path."""

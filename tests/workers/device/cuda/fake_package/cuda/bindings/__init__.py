@@ -1,0 +1,1 @@
+"""The strict stand-in, under the name of the real bindings."""
