@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
@@ -12,7 +11,7 @@ from afore.core.errors import LinkClosed, PeerLost, RegionRevoked
 from afore.transport.api import Buffer, Lane, Notification, RegionKey
 from afore.transport.buffers import IMMEDIATE_LIMIT, flat, refuse_bounds, refuse_foreign, require_immediate, revoked
 from afore.transport.loopback_faults import Wire
-from afore.transport.loopback_sky import Sky
+from afore.transport.loopback_sky import Airway, Sky
 from afore.transport.queues import Heard, Inbox, Turnstile
 
 ALIGNMENT = 64
@@ -115,11 +114,10 @@ class LoopbackLink:
         self._lane = lane
         self._clock = clock
         self._wire = wire
-        self._sky = sky
+        self._airway = Airway(sky, self._land)
         self._credits = credits
         self._forget = forget
         self._turnstile = Turnstile()
-        self._flights: deque[tuple[LoopbackRegion, int, Buffer, int | None]] = deque()
         self._closed = False
         self._lost = ""
         self._last: tuple[RegionKey, LoopbackRegion] | None = None
@@ -153,10 +151,14 @@ class LoopbackLink:
             if not self._credits or not 0 <= notify < IMMEDIATE_LIMIT:
                 return False
             self._credits -= 1
-        if self._wire is None:
+        wire = self._wire
+        if wire is None:
             self._land(last[1], offset, data, notify)
+        elif wire.calm:
+            now_ns = self._clock.now_ns()
+            self._airway.send(now_ns + wire.latency_ns, now_ns, last[1], offset, bytes(data), notify)
         else:
-            self._send(self._wire, last[1], offset, bytes(data), notify)
+            self._send(wire, last[1], offset, bytes(data), notify)
         return True
 
     async def write(
@@ -216,24 +218,13 @@ class LoopbackLink:
 
     def _send(self, wire: Wire, region: LoopbackRegion, offset: int, payload: bytes, notify: int | None) -> None:
         now_ns = self._clock.now_ns()
-        if wire.calm:
-            self._flights.append((region, offset, payload, notify))
-            self._sky.land(wire.lands_ns(now_ns), now_ns, self._land_next)
-            return
         flight = wire.fly(now_ns, len(payload))
         if flight.first_ns is not None:
             parts = [(offset, payload[: flight.split]), (offset + flight.split, payload[flight.split :])]
             first_offset, first = parts.pop(1 if flight.tail_first else 0)
             offset, payload = parts[0]
-            self._flights.append((region, first_offset, first, None))
-            self._sky.land(flight.first_ns, now_ns, self._land_next)
-        self._flights.append((region, offset, payload, notify))
-        self._sky.land(flight.lands_ns, now_ns, self._land_next)
-
-    def _land_next(self) -> None:
-        # One timer for each flight, and each lands the oldest: in order, even where a loop mixes up timers of one instant.
-        if self._flights:
-            self._land(*self._flights.popleft())
+            self._airway.send(flight.first_ns, now_ns, region, first_offset, first, None)
+        self._airway.send(flight.lands_ns, now_ns, region, offset, payload, notify)
 
     def _land(self, region: LoopbackRegion, offset: int, payload: Buffer, notify: int | None) -> None:
         if not region.open:
@@ -243,19 +234,12 @@ class LoopbackLink:
         if payload:
             region.memory[offset : offset + len(payload)] = payload
         if notify is not None:
-            inbox = region.inbox
-            if inbox.attended:
-                self._credits += 1
-                if self._turnstile.line:
-                    self._turnstile.poke()
-                inbox.hear([Notification(self._source, notify)])
-            else:
-                inbox.put(Notification(self._source, notify), self)
+            region.inbox.put(Notification(self._source, notify), self)
 
     def give_back(self, count: int) -> None:
         """The owner took ``count`` notifications."""
         self._credits += count
-        if self._turnstile:
+        if self._turnstile.line:
             self._turnstile.poke()
 
     async def close(self) -> None:
@@ -271,7 +255,7 @@ class LoopbackLink:
     def lose(self, reason: str) -> None:
         """The peer is gone: what still flies is lost with it."""
         self._lost = self._lost or reason
-        self._flights.clear()
+        self._airway.cut()
         self._turnstile.poke()
 
     def _has_room(self, needed: int) -> bool:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from contextvars import Context
+from typing import Any
 
 from afore.core.clock import Clock
 from afore.core.virtual_loop import VirtualLoop
+
+Flight = tuple[Any, ...]
+"""What lands: the arguments of its airway's ``land``."""
 
 
 class Sky:
@@ -16,34 +21,62 @@ class Sky:
     A virtual loop that shuffles what is due at one instant gets a timer for each landing: that order is what its seed explores.
     """
 
-    __slots__ = ("_clock", "_context", "_last", "_last_ns", "_loop")
+    __slots__ = ("_context", "_last", "_last_ns", "_loop", "clock")
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._loop: VirtualLoop | None = None
         """The loop, once it is known to keep order."""
         self._context = Context()
         """Landings read no context of their senders."""
         self._last_ns = -1
-        self._last: list[Callable[[], None]] = []
+        self._last: list[tuple[Airway, Flight]] = []
 
-    def land(self, lands_ns: int, now_ns: int, landing: Callable[[], None]) -> None:
-        """Calls ``landing`` at ``lands_ns``, after what was to land then already."""
+    def land(self, lands_ns: int, now_ns: int, airway: Airway, flight: Flight) -> None:
+        """``flight`` lands at ``lands_ns``, after what was to land then already."""
         if lands_ns == self._last_ns:
-            self._last.append(landing)
+            self._last.append((airway, flight))
             return
         loop = self._loop
         if loop is None:
             running = asyncio.get_running_loop()
             if not (isinstance(running, VirtualLoop) and running.in_order):
-                running.call_later((lands_ns - now_ns) * 1e-9, landing)
+                airway.line.append(flight)
+                running.call_later((lands_ns - now_ns) * 1e-9, airway.land_oldest)
                 return
             loop = self._loop = running
-        self._last_ns, self._last = lands_ns, [landing]
+        self._last_ns, self._last = lands_ns, [(airway, flight)]
         loop.call_at_ns(lands_ns, self._land_all, self._last, context=self._context)
 
-    def _land_all(self, landings: list[Callable[[], None]]) -> None:
-        if landings is self._last:
+    def _land_all(self, flights: list[tuple[Airway, Flight]]) -> None:
+        if flights is self._last:
             self._last_ns = -1  # what comes for this instant from now on would come too late
-        for landing in landings:
-            landing()
+        for airway, flight in flights:
+            if airway.open:
+                airway.land(*flight)
+
+
+class Airway:
+    """The flights of one link, or of one direction of a channel: they land in the order in which they started."""
+
+    __slots__ = ("land", "line", "open", "sky")
+
+    def __init__(self, sky: Sky, land: Callable[..., None]) -> None:
+        self.sky = sky
+        self.land = land
+        self.open = True
+        self.line: deque[Flight] = deque()
+        """Under a loop that does not keep order: there is a timer for each, and each lands the oldest."""
+
+    def send(self, lands_ns: int, now_ns: int, *flight: Any) -> None:
+        """Calls ``land(*flight)`` at ``lands_ns``, unless the airway is cut before."""
+        self.sky.land(lands_ns, now_ns, self, flight)
+
+    def land_oldest(self) -> None:
+        """A timer is due."""
+        if self.open:
+            self.land(*self.line.popleft())
+
+    def cut(self) -> None:
+        """What flies is lost."""
+        self.open = False

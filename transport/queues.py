@@ -130,9 +130,13 @@ class Inbox(Arrivals[Notification]):
 
     def put(self, notification: Notification, sender: Creditor) -> None:
         """Queues, and wakes a reader; or tells who attends."""
-        if self._heard is not None:
+        heard = self._heard
+        if heard is not None:
             sender.give_back(1)
-            self.hear([notification])
+            try:
+                heard([notification])
+            except Exception as error:
+                self._deafen(error)
             return
         self.items.append(notification)
         self._owed.append(sender)
@@ -154,22 +158,12 @@ class Inbox(Arrivals[Notification]):
             self._heard = self._attended = None
         raise AssertionError("attending ends by an error alone")
 
-    @property
-    def attended(self) -> bool:
-        """Whether somebody hears at once of what comes."""
-        return self._heard is not None
-
-    def hear(self, notifications: list[Notification]) -> None:
-        """Tells who attends; what it raises ends the attending."""
-        assert self._heard is not None
+    def _deafen(self, error: Exception) -> None:
+        """The one who rang is not to blame: the reader ends."""
         assert self._attended is not None
-        try:
-            self._heard(notifications)
-        except Exception as error:
-            # The one who rang is not to blame: the reader ends.
-            self._heard = _deaf
-            if not self._attended.done():
-                self._attended.set_exception(error)
+        self._heard = _deaf
+        if not self._attended.done():
+            self._attended.set_exception(error)
 
     def end(self, ending: Ending) -> None:
         """See ``Arrivals.end``; who attends gets the ending too."""
