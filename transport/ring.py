@@ -74,13 +74,13 @@ class _Ring:
         "_words",
     )
 
-    def __init__(self, buffer: memoryview, layout: RingLayout) -> None:
+    def __init__(self, buffer: memoryview, layout: RingLayout, codec: EntryCodec | None = None) -> None:
         if buffer.nbytes < layout.nbytes:
             raise WireError(OWNER, f"the region has {buffer.nbytes} bytes, the layout needs {layout.nbytes}")
         self._layout = layout
         self._buffer = buffer.cast("B")[: layout.nbytes]
         self._words = publishing_words(self._buffer)
-        self._codec = EntryCodec(layout.limits)
+        self._codec = codec or EntryCodec(layout.limits)
         self._entry_nbytes = layout.entry_nbytes
         self._reader_word = layout.reader_offset(0) // WORD
         self._slots_word = layout.slots_offset // WORD
@@ -250,9 +250,14 @@ class RingReader(_Ring):
 
     __slots__ = ("_epoch", "_next", "_rank")
 
-    def __init__(self, buffer: memoryview, layout: RingLayout, rank: int, epoch: int) -> None:
-        """Raises ``WireError`` (no ring, another layout), ``VersionMismatch``, ``RegionRevoked`` (another epoch's ring)."""
-        super().__init__(buffer, layout)
+    def __init__(
+        self, buffer: memoryview, layout: RingLayout, rank: int, epoch: int, *, codec: EntryCodec | None = None
+    ) -> None:
+        """``codec``: one that readers share; none: its own.
+
+        Raises ``WireError`` (no ring, another layout), ``VersionMismatch``, ``RegionRevoked`` (another epoch's ring).
+        """
+        super().__init__(buffer, layout, codec)
         check_header(self._buffer, layout, epoch)
         assert 0 <= rank < layout.num_readers
         self._rank = rank
@@ -277,7 +282,8 @@ class RingReader(_Ring):
         if published != sequence + 1:
             reason = f"its slot already holds sequence {published - 1}"
             return Refusal(Verdict.OUT_OF_ORDER, sequence, reason)
-        raw = copy_out(self._buffer, self._slot_word(sequence) * WORD + CACHE_LINE, self._entry_nbytes)
+        entry_at = self._slot_word(sequence) * WORD + CACHE_LINE
+        raw = copy_out(self._buffer, entry_at, self._codec.used_nbytes(self._buffer, entry_at))
         return self._codec.decode(raw, sequence, self._epoch)
 
     def store_verdict(self, sequence: int, verdict: Verdict) -> bool:

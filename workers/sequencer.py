@@ -205,8 +205,7 @@ class Sequencer:
         layer = entry.target.layer
         return [
             await self._migrator.submitted(layer, share.slot, share.generation, timeout_us=self._times.submission_us)
-            for share in entry.shares
-            if share.worker == self._rank
+            for share in entry.shares_of(self._rank)
         ]
 
     def _enqueue(self, turn: Turn, staging: Staging, copies: list[Readiness]) -> None:
