@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextvars import Context
 from typing import Any
 
 from afore.core.clock import Clock
@@ -21,14 +20,12 @@ class Sky:
     A virtual loop that shuffles what is due at one instant gets a timer for each landing: that order is what its seed explores.
     """
 
-    __slots__ = ("_context", "_last", "_last_ns", "_loop", "clock")
+    __slots__ = ("_last", "_last_ns", "_loop", "clock")
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._loop: VirtualLoop | None = None
         """The loop, once it is known to keep order."""
-        self._context = Context()
-        """Landings read no context of their senders."""
         self._last_ns = -1
         self._last: list[tuple[Airway, Flight]] = []
 
@@ -46,7 +43,7 @@ class Sky:
                 return
             loop = self._loop = running
         self._last_ns, self._last = lands_ns, [(airway, flight)]
-        loop.call_at_ns(lands_ns, self._land_all, self._last, context=self._context)
+        loop.alarm_ns(lands_ns, self._land_all, self._last)
 
     def _land_all(self, flights: list[tuple[Airway, Flight]]) -> None:
         if flights is self._last:

@@ -5,10 +5,12 @@ Only after the target's ``done``: every event it waited for is done then, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from afore.core.record import record
 from afore.core.trace import SpanName, Tracer
+from afore.workers.device.base import Event
 from afore.workers.flight import Flight
 from afore.workers.migrator import Readiness
 from afore.workers.partition import rows_measured
@@ -83,17 +85,24 @@ def _port_ns(copies: Sequence[Readiness]) -> int:
     )
 
 
+_POINTS: dict[SpanName, Callable[[Flight], tuple[Event, Event]]] = {
+    "gather": attrgetter("began", "reached"),
+    "wait": attrgetter("reached", "ready"),
+    "partition": attrgetter("ready", "split"),
+    "experts": attrgetter("split", "computed"),
+    "reduce": attrgetter("computed", "done"),
+}
+"""Beginning and end of each span."""
+
+
 def trace(flight: Flight, tracer: Tracer) -> None:
     """The target's spans on the model stream."""
     if not tracer.enabled:
         return
     target, sequence = flight.entry.target, flight.entry.sequence
     only = tracer.only
-    points = (flight.began, flight.reached, flight.ready, flight.split, flight.computed, flight.done)
-    names: tuple[SpanName, ...] = ("gather", "wait", "partition", "experts", "reduce")
-    for name, start, end in zip(names, points, points[1:], strict=False):
-        if only is not None and name not in only:
-            continue
+    for name in _POINTS if only is None else [name for name in _POINTS if name in only]:
+        start, end = _POINTS[name](flight)
         if name == "wait":
             tracer.span(
                 name,

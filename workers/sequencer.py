@@ -8,12 +8,12 @@ Two coroutines, so that the host never waits for compute before preparing the ne
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from afore.core.clock import Clock
+from afore.core.handover import Handover
 from afore.core.plan import EntryKind, PlanEntry
 from afore.core.signal import Signal
 from afore.core.topology import ATTENTION, FFN, member_name
@@ -110,8 +110,8 @@ class Sequencer:
         self._times = times
         self._tile_tokens = tile_tokens
         self._reports = reports
-        self._turns: asyncio.Queue[Turn] = asyncio.Queue()
-        self._flights: asyncio.Queue[Flight] = asyncio.Queue()
+        self._turns: Handover[Turn] = Handover()
+        self._flights: Handover[Flight] = Handover()
         self._aborted: set[int] = set()
         self._passed = -1
         self._wake = wake
@@ -121,7 +121,7 @@ class Sequencer:
     # Called by the reader
 
     def put(self, turn: Turn) -> None:
-        self._turns.put_nowait(turn)
+        self._turns.put(turn)
 
     async def abort(self, sequence: int) -> None:
         # One that has had its turn is computed and replied: its microbatch is announced anew under another step all the same.
@@ -135,7 +135,7 @@ class Sequencer:
     async def run(self) -> None:
         """One target after another, by sequence. Never returns."""
         while True:
-            turn = await self._turns.get()
+            turn = await self._turns.take()
             entry = turn.entry
             is_target = entry.kind is EntryKind.PLAN
             arrived = is_target and await self._inputs(turn)
@@ -156,7 +156,7 @@ class Sequencer:
     async def complete(self) -> None:
         """Replies and feedback, in the order of the stream. Never returns."""
         while True:
-            flight = await self._flights.get()
+            flight = await self._flights.take()
             await flight.done.wait(timeout_us=self._times.compute_us)
             flight.compute.settle()
             begin_ns = self._clock.now_ns()
@@ -234,7 +234,7 @@ class Sequencer:
         for each in dict.fromkeys((gathering, stream, reducing)):
             each.flush()
         self._migrator.enqueued(entry.sequence, computed)
-        self._flights.put_nowait(
+        self._flights.put(
             Flight(
                 entry=entry,
                 refused=turn.refused,

@@ -6,6 +6,7 @@ fleet, which performs it in the order of start stamps, unless its closures leave
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
@@ -67,6 +68,25 @@ class EmulatedEvent(DeviceEvent):
         if self._blocked is None:
             self._blocked = []
         self._blocked.append(blocked)
+
+    async def wait(self, *, timeout_us: float) -> None:
+        """See ``DeviceEvent.wait``; one whose time is known, and soon enough, needs no timer for its deadline."""
+        device, stamp_ns = self._device, self.stamp_ns
+        if stamp_ns is None or device.closed or not stamp_ns - device.now_ns() < timeout_us * 1e3:
+            await super().wait(timeout_us=timeout_us)
+            return
+        if stamp_ns > device.now_ns():
+            future: asyncio.Future[None] = device.fleet.loop.create_future()
+            if self._waiters is None:
+                self._waiters = []
+            self._waiters.append(future)
+            self._arm()
+            try:
+                await future
+            finally:
+                if self._waiters and future in self._waiters:
+                    self._waiters.remove(future)
+        self._settle()
 
     def _arm(self) -> None:
         self._device.awaited[self] = None

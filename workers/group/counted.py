@@ -50,7 +50,9 @@ class GatheredOnce:
 
 
 class CountedGroup(EmulatedGroup):
-    """One worker's side; ``once`` is that of the fleet."""
+    """One worker's side; ``once`` is that of the fleet. Partial rows say nothing: replies have none."""
+
+    _replies_rows = False
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class CountedGroup(EmulatedGroup):
         return Gathered(demand_E, demand_crc(demand_E), sum(ids_TK.size for ids_TK in ids_A))
 
     def _split(self, entry: PlanEntry, staging: Staging) -> None:
-        """Partial rows say nothing: replies keep the zeros that they were made with."""
+        """There are no partial rows."""
 
 
 class CountedCompute(TargetCompute):
