@@ -15,14 +15,14 @@ UNREAD_LIMIT = 256 << 10
 """Bytes that may be under way or unread before a sender waits; one message may go beyond, whatever its size."""
 
 
-class LoopbackChannel:
+class LoopbackChannel(Airway):
     """One end of a ``Channel``. Made in pairs by ``channel_pair``."""
 
     def __init__(self, peer: str, *, limit: int, clock: Clock, sky: Sky, wire: Wire | None) -> None:
         self._peer = peer
         self._limit = limit
         self._clock = clock
-        self._airway = Airway(sky, self._land)
+        super().__init__(sky)
         self._wire = wire
         self._arrivals: Arrivals[bytes] = Arrivals(peer, "control message")
         self._turnstile = Turnstile()
@@ -81,7 +81,7 @@ class LoopbackChannel:
         """The endpoint at either side died: what is under way is lost, what arrived can be read."""
         for end in (self, self._other):
             end._lost = end._lost or reason
-            end._airway.cut()
+            end.cut()
             end._arrivals.end(end._lost_error)
             end._turnstile.poke()
 
@@ -92,9 +92,9 @@ class LoopbackChannel:
             return
         now_ns = self._clock.now_ns()
         flight = self._wire.fly(now_ns, len(body or b""))
-        self._airway.send(flight.lands_ns, now_ns, body)
+        self.fly(flight.lands_ns, now_ns, body)
 
-    def _land(self, body: bytes | None) -> None:
+    def land(self, body: bytes | None) -> None:
         self._other._arrive(body)
 
     def _arrive(self, body: bytes | None) -> None:

@@ -69,7 +69,8 @@ class Wire:
         self.latency_ns = round(latency_us * 1e3)
         self._ns_per_byte = 0.0 if bandwidth_gbps is None else 8 / bandwidth_gbps
         self._faults = faults
-        self._random = random.Random(f"{seed}/{name}")
+        # A generator weighs 2.5 KiB, and there are as many wires as pairs of workers.
+        self._random = None if faults is None else random.Random(f"{seed}/{name}")
         self._busy_until_ns = 0
         self._landed_ns = 0
         self.calm = faults is None and bandwidth_gbps is None
@@ -80,7 +81,7 @@ class Wire:
         self._busy_until_ns = max(now_ns, self._busy_until_ns) + round(nbytes * self._ns_per_byte)
         arrives_ns = self._busy_until_ns + self.latency_ns
         faults, draw = self._faults, self._random
-        if faults is None:
+        if faults is None or draw is None:
             self._landed_ns = max(arrives_ns, self._landed_ns)
             return Flight(self._landed_ns)
         arrives_ns += round(draw.uniform(0, faults.jitter_us) * 1e3)

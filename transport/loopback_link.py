@@ -21,6 +21,8 @@ ALIGNMENT = 64
 class LoopbackRegion:
     """A ``Region`` of ordinary memory."""
 
+    __slots__ = ("_forget", "_key", "_label", "inbox", "memory", "open")
+
     def __init__(self, key: RegionKey, label: str, forget: Callable[[LoopbackRegion], None]) -> None:
         self._key = key
         self._label = label
@@ -94,8 +96,23 @@ class Target(Protocol):
         ...
 
 
-class LoopbackLink:
+class LoopbackLink(Airway):
     """A ``Link``. With a wire each write flies: its bytes are taken at once, and land with their notification later, in order."""
+
+    # A target writes through a hundred links, and there are as many as pairs of workers: each is one object, without a dictionary.
+    __slots__ = (
+        "_clock",
+        "_closed",
+        "_credits",
+        "_forget",
+        "_lane",
+        "_last",
+        "_lost",
+        "_source",
+        "_target",
+        "_turnstile",
+        "_wire",
+    )
 
     def __init__(
         self,
@@ -114,7 +131,7 @@ class LoopbackLink:
         self._lane = lane
         self._clock = clock
         self._wire = wire
-        self._airway = Airway(sky, self._land)
+        super().__init__(sky)
         self._credits = credits
         self._forget = forget
         self._turnstile = Turnstile()
@@ -153,10 +170,10 @@ class LoopbackLink:
             self._credits -= 1
         wire = self._wire
         if wire is None:
-            self._land(last[1], offset, data, notify)
+            self.land(last[1], offset, data, notify)
         elif wire.calm:
             now_ns = self._clock.now_ns()
-            self._airway.send(now_ns + wire.latency_ns, now_ns, last[1], offset, bytes(data), notify)
+            self.fly(now_ns + wire.latency_ns, now_ns, last[1], offset, bytes(data), notify)
         else:
             self._send(wire, last[1], offset, bytes(data), notify)
         return True
@@ -193,7 +210,7 @@ class LoopbackLink:
         if notify is not None:
             self._credits -= 1
         if self._wire is None:
-            self._land(region, offset, payload, notify)
+            self.land(region, offset, payload, notify)
         else:
             self._send(self._wire, region, offset, bytes(payload), notify)
 
@@ -223,10 +240,10 @@ class LoopbackLink:
             parts = [(offset, payload[: flight.split]), (offset + flight.split, payload[flight.split :])]
             first_offset, first = parts.pop(1 if flight.tail_first else 0)
             offset, payload = parts[0]
-            self._airway.send(flight.first_ns, now_ns, region, first_offset, first, None)
-        self._airway.send(flight.lands_ns, now_ns, region, offset, payload, notify)
+            self.fly(flight.first_ns, now_ns, region, first_offset, first, None)
+        self.fly(flight.lands_ns, now_ns, region, offset, payload, notify)
 
-    def _land(self, region: LoopbackRegion, offset: int, payload: Buffer, notify: int | None) -> None:
+    def land(self, region: LoopbackRegion, offset: int, payload: Buffer, notify: int | None) -> None:
         if not region.open:
             if notify is not None:
                 self.give_back(1)
@@ -234,7 +251,14 @@ class LoopbackLink:
         if payload:
             region.memory[offset : offset + len(payload)] = payload
         if notify is not None:
-            region.inbox.put(Notification(self._source, notify), self)
+            inbox = region.inbox
+            if inbox.heard is None:
+                inbox.put(Notification(self._source, notify), self)
+                return
+            self._credits += 1
+            if self._turnstile.line:
+                self._turnstile.poke()
+            inbox.tell([Notification(self._source, notify)])
 
     def give_back(self, count: int) -> None:
         """The owner took ``count`` notifications."""
@@ -255,7 +279,7 @@ class LoopbackLink:
     def lose(self, reason: str) -> None:
         """The peer is gone: what still flies is lost with it."""
         self._lost = self._lost or reason
-        self._airway.cut()
+        self.cut()
         self._turnstile.poke()
 
     def _has_room(self, needed: int) -> bool:

@@ -19,7 +19,7 @@ from afore.core.errors import PlanError, WireError
 from afore.core.plan import PlanEntry, Verdict
 from afore.transport import records
 from afore.transport.entry import EntryCodec, Refusal
-from afore.transport.publish import full_fence, publishing_words
+from afore.transport.publish import full_fence, load_every, publishing_words
 from afore.transport.records import CACHE_LINE, READER_LINE, SLOT_LINE, VERDICT_BITS, WORD, align
 from afore.transport.ring_layout import OWNER, RingHeader, RingLayout, check_header, entry_dtype, write_header
 
@@ -116,8 +116,8 @@ class _Ring:
 
     def _cells(self, sequence: int) -> list[int]:
         """Every reader's verdict cell of the entry's slot."""
-        words, first = self._words, self._slot_word(sequence) + self._verdicts_word
-        return [words[at] for at in range(first, first + self._verdicts_span, CACHE_LINE // WORD)]
+        first = self._slot_word(sequence) + self._verdicts_word
+        return load_every(self._words, first, first + self._verdicts_span, CACHE_LINE // WORD)
 
     def _meanings(self, sequence: int) -> tuple[Verdict, ...]:
         return tuple(_meaning(cell, sequence) for cell in self._cells(sequence))
@@ -317,7 +317,7 @@ class RingReader(_Ring):
         # N readers look at N cells for every entry, which nearly always say the same.
         if cells.count((sequence + 1) << VERDICT_BITS | Verdict.ACCEPTED) == len(cells):
             return self._unanimous
-        if any(cell >> VERDICT_BITS != sequence + 1 for cell in cells):
+        if not min(cells) >> VERDICT_BITS == max(cells) >> VERDICT_BITS == sequence + 1:
             return None
         return tuple(_meaning(cell, sequence) for cell in cells)
 

@@ -42,9 +42,10 @@ class EmulatedDevice:
         self.closed = False
         """Whether ``close`` was called."""
         self._closed_ns = 0
-        self._working_on: Work | None = None
-        self._start_ns = 0
-        self._end_ns = 0
+        self.current: Work | None = None
+        """The work whose closure runs just now: set by its stream, as are its stamps."""
+        self.start_ns = 0
+        self.end_ns = 0
         self._model = EmulatedStream(self, "model")
         self._migration = EmulatedStream(self, "migration")
         self._collective = (self._model, self._model)
@@ -91,25 +92,15 @@ class EmulatedDevice:
 
     def executing(self) -> tuple[int, int]:
         """(start, end) of the work whose closure runs just now, in nanoseconds."""
-        assert self._working_on is not None, "executing is for closures that the device runs"
-        return self._start_ns, self._end_ns
+        assert self.current is not None, "executing is for closures that the device runs"
+        return self.start_ns, self.end_ns
 
     @property
     def working_on(self) -> Work:
         """The work whose closure runs just now."""
-        assert self._working_on is not None, "working_on is for closures that the device runs"
-        return self._working_on
+        assert self.current is not None, "working_on is for closures that the device runs"
+        return self.current
 
     def charge_us(self, cost_us: float) -> None:
         """The work that runs just now takes so much longer."""
-        self._end_ns += round(cost_us * 1e3)
-
-    def begin(self, work: Work, start_ns: int, end_ns: int) -> None:
-        """Called by a stream before a closure."""
-        assert self._working_on is None, "closures of one device run one at a time"
-        self._working_on, self._start_ns, self._end_ns = work, start_ns, end_ns
-
-    def end(self) -> int:
-        """Called by a stream after a closure; returns the end stamp, with what was charged."""
-        self._working_on = None
-        return self._end_ns
+        self.end_ns += round(cost_us * 1e3)

@@ -139,6 +139,11 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
         self._inline = device.counted and not self._fleet.jitter.compute_us
         """Closures that leave no trace need no order among devices: they run when they are stamped."""
 
+    def record(self) -> EmulatedEvent:
+        event = EmulatedEvent(self._device, self._name)
+        self._add(event)
+        return event
+
     def flush(self) -> None:
         self._left.append(self._fleet.clock.now_ns())
         self._left.extend(self._collected)
@@ -206,7 +211,10 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
             kind = type(item)
             if kind is EmulatedEvent:
                 left.popleft()
-                item.stamp(self._tail_ns, self._failure)
+                if item._blocked is None and item._waiters is None:
+                    item.failure, item.stamp_ns = self._failure, self._tail_ns
+                else:
+                    item.stamp(self._tail_ns, self._failure)
             elif kind is Run and self._inline and self._failure is None:
                 left.popleft()
                 start_ns = self._tail_ns
@@ -244,12 +252,15 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
     def _execute(self, work: Work, do: Callable[[], None], start_ns: int, end_ns: int) -> int:
         if self._failure is not None:
             return end_ns
-        self._device.begin(work, start_ns, end_ns)
+        device = self._device
+        assert device.current is None, "closures of one device run one at a time"
+        device.current, device.start_ns, device.end_ns = work, start_ns, end_ns
         try:
             do()
         except Exception as error:
-            self._failure = Failure(self._device.name, work, error)
-        return self._device.end()
+            self._failure = Failure(device.name, work, error)
+        device.current = None
+        return device.end_ns
 
     def _delay_ns(self, most_us: float) -> int:
         return round(self._random.random() * most_us * 1e3) if most_us > 0 else 0
