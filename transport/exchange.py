@@ -279,7 +279,7 @@ def pack_reply(layout: ExchangeLayout, target: Target, worker: int, epoch: int, 
 class Replies:
     """The owner's view of its reply slots."""
 
-    __slots__ = ("_bytes", "_epoch", "_layout", "_offsets", "_rows")
+    __slots__ = ("_bytes", "_epoch", "_layout", "_no_rows", "_offsets", "_rows")
 
     def __init__(self, buffer: memoryview, layout: ExchangeLayout, epoch: int) -> None:
         """Raises ``WireError`` for a region that is too small."""
@@ -287,6 +287,7 @@ class Replies:
         self._layout = layout
         self._epoch = epoch
         shape = (layout.max_tokens, layout.hidden)
+        self._no_rows: F32 = np.zeros((0, layout.hidden), dtype=np.float32)
         self._offsets = [
             [layout.reply_offset(m, w) for w in range(layout.num_ffn)] for m in range(layout.num_microbatches)
         ]
@@ -319,7 +320,7 @@ class Replies:
             raise WireError(f"ffn-{worker}", f"replied {its_tokens} rows to {target}, which has {tokens}")
         if first + count > tokens or here not in (0, count):
             raise WireError(f"ffn-{worker}", f"replied rows {first} to {first + count} of {tokens} to {target}")
-        return (first, count), self._rows[microbatch][worker][:here]
+        return (first, count), self._rows[microbatch][worker][:here] if here else self._no_rows
 
 
 class ReuseGuard:

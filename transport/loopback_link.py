@@ -101,13 +101,18 @@ class LoopbackLink(Airway):
 
     # A target writes through a hundred links, and there are as many as pairs of workers: each is one object, without a dictionary.
     __slots__ = (
+        "_calm_ns",
         "_clock",
         "_closed",
         "_credits",
         "_forget",
+        "_key",
         "_lane",
-        "_last",
+        "_line",
         "_lost",
+        "_nbytes",
+        "_now_ns",
+        "_region",
         "_source",
         "_target",
         "_turnstile",
@@ -130,15 +135,22 @@ class LoopbackLink(Airway):
         self._target = target
         self._lane = lane
         self._clock = clock
+        self._now_ns = clock.now_ns
         self._wire = wire
+        self._calm_ns = wire.latency_ns if wire is not None and wire.calm else None
+        """How long every write flies; None where that differs, and where none does."""
         super().__init__(sky)
         self._credits = credits
         self._forget = forget
         self._turnstile = Turnstile()
+        self._line = self._turnstile.line
         self._closed = False
         self._lost = ""
-        self._last: tuple[RegionKey, LoopbackRegion] | None = None
-        """The very key of the last write, and its region: most links write into one or two."""
+        self._key: RegionKey | None = None
+        """The very key of the last write: most links write into one or two regions."""
+        self._nbytes = 0
+        """Of its region."""
+        self._region: LoopbackRegion | None = None
 
     @property
     def peer(self) -> str:
@@ -153,29 +165,28 @@ class LoopbackLink(Airway):
 
         ``data``: bytes, or a memoryview of them.
         """
-        last = self._last
+        region = self._region
         if (
-            last is None
-            or last[0] is not remote
-            or not last[1].open
+            region is None
+            or remote is not self._key
+            or not region.open
             or self._closed
             or self._lost
-            or self._turnstile.line
-            or not 0 <= offset <= remote.nbytes - len(data)
+            or self._line
+            or not 0 <= offset <= self._nbytes - len(data)
         ):
             return False
         if notify is not None:
             if not self._credits or not 0 <= notify < IMMEDIATE_LIMIT:
                 return False
             self._credits -= 1
-        wire = self._wire
-        if wire is None:
-            self.land(last[1], offset, data, notify)
-        elif wire.calm:
-            now_ns = self._clock.now_ns()
-            self.fly(now_ns + wire.latency_ns, now_ns, last[1], offset, bytes(data), notify)
+        if self._calm_ns is not None:
+            now_ns = self._now_ns()
+            self.fly(now_ns + self._calm_ns, now_ns, region, offset, bytes(data), notify)
+        elif self._wire is None:
+            self.land(region, offset, data, notify)
         else:
-            self._send(wire, last[1], offset, bytes(data), notify)
+            self._send(self._wire, region, offset, bytes(data), notify)
         return True
 
     async def write(
@@ -184,14 +195,12 @@ class LoopbackLink(Airway):
         if type(data) is bytes and self.write_now(remote, offset, data, notify):
             return
         self._require_usable()
-        last = self._last
-        if last is not None and last[0] is remote and last[1].open:
-            region = last[1]
-        else:
+        region = self._region
+        if region is None or remote is not self._key or not region.open:
             if remote.fabric != "loopback" or remote.address != self.peer:
                 raise refuse_foreign(remote, self.peer, "is not this peer's")
             region = self._target.region_of(remote)
-            self._last = (remote, region)
+            self._key, self._nbytes, self._region = remote, remote.nbytes, region
         payload = flat(data, self.peer)
         if not 0 <= offset <= remote.nbytes - len(payload):
             raise refuse_bounds(remote, offset, len(payload))
@@ -256,14 +265,14 @@ class LoopbackLink(Airway):
                 inbox.put(Notification(self._source, notify), self)
                 return
             self._credits += 1
-            if self._turnstile.line:
+            if self._line:
                 self._turnstile.poke()
             inbox.tell([Notification(self._source, notify)])
 
     def give_back(self, count: int) -> None:
         """The owner took ``count`` notifications."""
         self._credits += count
-        if self._turnstile.line:
+        if self._line:
             self._turnstile.poke()
 
     async def close(self) -> None:

@@ -58,10 +58,11 @@ def measure(flight: Flight, tile_tokens: int) -> Measures:
             exposed_us=0.0,
             slack_us=0.0,
         )
-    own = [copy for copy in flight.copies if copy.ahead or copy.generation == flight.entry.sequence]
-    landed_ns = max((copy.event.completed_ns for copy in own), default=reached_ns)
-    late_ns = max((copy.event.completed_ns - reached_ns for copy in flight.copies), default=0)
-    submitted_ns = min((copy.submitted_ns for copy in own), default=min(reached_ns, flight.taken_ns))
+    sequence = flight.entry.sequence
+    own = [copy for copy in flight.copies if copy.ahead or copy.generation == sequence]
+    last_ns = max([copy.event.completed_ns for copy in flight.copies])
+    landed_ns = max([copy.event.completed_ns for copy in own]) if own else reached_ns
+    submitted_ns = min([copy.submitted_ns for copy in own]) if own else min(reached_ns, flight.taken_ns)
     return Measures(
         pairs=pairs.count,
         replica_pairs=replica_pairs,
@@ -70,7 +71,7 @@ def measure(flight: Flight, tile_tokens: int) -> Measures:
         copies=len(own),
         copy_us=_port_ns(own) / 1e3 / len(own) if own else 0.0,
         window_us=(reached_ns - submitted_ns) / 1e3,
-        exposed_us=max(0, late_ns) / 1e3,
+        exposed_us=max(0, last_ns - reached_ns) / 1e3,
         slack_us=(reached_ns - landed_ns) / 1e3 if own else 0.0,
     )
 

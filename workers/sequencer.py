@@ -100,7 +100,11 @@ class Sequencer:
         self._make_compute = make_compute
         self._rank = rank
         self._device = device
+        self._stream = device.model_stream
         self._collectives = collective_streams(device)
+        gathering, reducing = self._collectives
+        self._streams = tuple(dict.fromkeys((gathering, self._stream, reducing)))
+        """Each of them once, in a target's order."""
         self._store = store
         self._group = group
         self._migrator = migrator
@@ -210,7 +214,7 @@ class Sequencer:
 
     def _enqueue(self, turn: Turn, staging: Staging, copies: list[Readiness]) -> None:
         """gather → wait for the slots → partition → experts → reduce, each behind the one before; nothing is awaited."""
-        entry, stream = turn.entry, self._device.model_stream
+        entry, stream = turn.entry, self._stream
         gathering, reducing = self._collectives
         compute = self._make_compute(entry, staging, self._device.kernels, self._store)
         target, tokens = entry.target, sum(entry.tokens_A)
@@ -231,7 +235,7 @@ class Sequencer:
             reducing.wait(computed)
         self._group.reduce(reducing, entry, staging)
         done = self._last_done = reducing.record()
-        for each in dict.fromkeys((gathering, stream, reducing)):
+        for each in self._streams:
             each.flush()
         self._migrator.enqueued(entry.sequence, computed)
         self._flights.put(
