@@ -170,7 +170,10 @@ class Planning:
             # A replay must hear them where they were heard: costs, and with them plans, depend on it.
             self._note("heard", self._feedback.taken_N)
         for record in records:
-            await self._take_record(record)
+            if record.flags:
+                await self._take_record(record)
+            elif (aborted := self._under_way.take(record)) is not None:
+                await self._report(aborted)
 
     async def statistics(self) -> str:
         """The answer to a statistics request: JSON, up to the last feedback record."""

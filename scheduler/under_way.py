@@ -48,7 +48,7 @@ class UnderWay:
         entry = self._published.get(record.sequence)
         if entry is None:
             return None
-        if record.flags & FeedbackFlags.PRIMARIES:
+        if record.flags and record.flags & FeedbackFlags.PRIMARIES:
             self._stats.counters["primaries_only"] += 1
         self._stats.counters["replica_pairs"] += record.replica_pairs
         raw_us = record.window_us - record.slack_us

@@ -13,7 +13,7 @@ from afore.core.record import record
 from afore.core.target import MICROBATCH_BITS
 
 KIND_BITS = 4
-VALUE_BITS = 28
+VALUE_BITS = KIND_SHIFT = 28
 RANK_BITS = VALUE_BITS - MICROBATCH_BITS
 _VALUE_MASK = (1 << VALUE_BITS) - 1
 _RANK_MASK = (1 << RANK_BITS) - 1
@@ -43,6 +43,7 @@ class BellKind(enum.IntEnum):
 
 
 _KINDS = {int(kind): kind for kind in BellKind}
+_REPLY = int(BellKind.REPLY)
 _PAIRS = frozenset({BellKind.INPUTS, BellKind.REPLY, BellKind.DEMAND, BellKind.PREDICTION})
 _SEQUENCES = frozenset({BellKind.PLAN, BellKind.VERDICTS, BellKind.PASSED})
 
@@ -91,13 +92,10 @@ def decode(immediate: int) -> Bell:
     return Bell(kind, immediate & _VALUE_MASK)
 
 
-def kind_of(immediate: int) -> BellKind | None:
-    """``decode(immediate).kind`` for who asks for no more; None for what is no bell."""
-    return _KINDS.get(immediate >> VALUE_BITS)
-
-
-def pair_of(immediate: int) -> tuple[int, int]:
-    """(microbatch, rank) of an INPUTS, REPLY, DEMAND or PREDICTION bell."""
+def reply_of(immediate: int) -> tuple[int, int] | None:
+    """(microbatch, worker) of a REPLY bell; None of any other. There are as many as pairs of attention and FFN workers."""
+    if immediate >> KIND_SHIFT != _REPLY:
+        return None
     value = immediate & _VALUE_MASK
     return value >> RANK_BITS, value & _RANK_MASK
 

@@ -28,6 +28,8 @@ INT32_MAX = (1 << 31) - 1
 _KINDS = {int(kind): kind for kind in EntryKind}
 _PHASES = {int(phase): phase for phase in Phase}
 _STARTS = {int(start): start for start in CopyStart}
+_WORD32 = struct.Struct("<I")
+_NUM_SHARES = ENTRY_HEADER.offsets["num_shares"]
 _NEW_SHARE = object.__new__
 _SHARE_SETTERS = tuple(getattr(Share, field.name).__set__ for field in dataclasses.fields(Share))
 
@@ -156,8 +158,20 @@ class EntryCodec:
         self._seal_header(raw)
         return raw[:end]
 
+    def used_nbytes(self, buffer: memoryview, offset: int) -> int:
+        """Bytes of the entry at ``offset`` up to its last share: what has to be copied out of its slot.
+
+        By its header as it stands there: ``decode`` finds out whether it was the entry's.
+        """
+        shares: int
+        (shares,) = _WORD32.unpack_from(buffer, offset + _NUM_SHARES)
+        return min(self._shares_at + SHARE.nbytes * shares, self.dtype.itemsize)
+
     def decode(self, raw: bytes, sequence: int, epoch: int) -> PlanEntry | Refusal:
-        """The entry in ``raw`` (a private copy of its slot), or why it must not be used as ``sequence`` of ``epoch``."""
+        """The entry in ``raw``, or why it must not be used as ``sequence`` of ``epoch``.
+
+        ``raw``: a private copy of its slot, or of ``used_nbytes`` of it.
+        """
         (
             entry_magic,
             header_crc,
@@ -196,6 +210,8 @@ class EntryCodec:
         copies: tuple[Copy, ...] = ()
         shares: tuple[Share, ...] = ()
         problem = self._count_problem(kind, num_copies, num_shares)
+        if not problem and self._shares_at + SHARE.nbytes * num_shares > len(raw):
+            problem = "has more shares than its header said when it was copied"
         if not problem and body_crc != self._body_crc(memoryview(raw), num_copies, num_shares):
             problem = "has copies and shares that do not match their CRC"
         if not problem:

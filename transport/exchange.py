@@ -63,12 +63,15 @@ class ExchangeLayout:
     """Bytes of an input slot."""
     reply_nbytes: int = field(init=False)
     """Bytes of a reply slot."""
+    row_nbytes: int = field(init=False)
+    """Bytes of one row of hidden states."""
 
     def __post_init__(self) -> None:
         for name in ("num_microbatches", "num_ffn", "max_tokens", "hidden", "top_k"):
             if not 1 <= getattr(self, name) < 1 << 31:
                 raise ConfigError(f"exchange.{name}", f"{getattr(self, name)!r} is not from 1 to 2^31 - 1")
         # Looked up many times for every target: computed once.
+        object.__setattr__(self, "row_nbytes", self.hidden * HIDDEN_DTYPE.itemsize)
         ids_offset = CACHE_LINE + align(self.max_tokens * self.hidden * HIDDEN_DTYPE.itemsize)
         weights_offset = ids_offset + align(self.max_tokens * self.top_k * ID_DTYPE.itemsize)
         object.__setattr__(self, "ids_offset", ids_offset)
@@ -84,7 +87,7 @@ class ExchangeLayout:
 
     def reply_trailer_offset(self, tokens: int) -> int:
         """Where the trailer of a reply of ``tokens`` rows begins in its slot."""
-        return CACHE_LINE + align(tokens * self.hidden * HIDDEN_DTYPE.itemsize, WORD)
+        return CACHE_LINE + -(-tokens * self.row_nbytes // WORD) * WORD
 
     def reply_used_nbytes(self, tokens: int) -> int:
         """Bytes that a reply of ``tokens`` rows takes: what an FFN worker writes."""
@@ -259,10 +262,10 @@ class ReplyBuffer:
         """
         first, count = part or (0, tokens)
         assert 0 <= first <= first + count <= tokens <= self._layout.max_tokens
-        rows = count if here else 0
-        REPLY_HEADER.pack_into(self._bytes, 0, target.word(), self._epoch, tokens, self._worker, first, count, rows)
+        rows, word = count if here else 0, target.word()
+        REPLY_HEADER.pack_into(self._bytes, 0, word, self._epoch, tokens, self._worker, first, count, rows)
         trailer = self._layout.reply_trailer_offset(rows)
-        REPLY_TRAILER.pack_into(self._bytes, trailer, target.word(), self._epoch)
+        REPLY_TRAILER.pack_into(self._bytes, trailer, word, self._epoch)
         return self._bytes[: trailer + REPLY_TRAILER.nbytes]
 
 
@@ -276,7 +279,7 @@ def pack_reply(layout: ExchangeLayout, target: Target, worker: int, epoch: int, 
 class Replies:
     """The owner's view of its reply slots."""
 
-    __slots__ = ("_bytes", "_epoch", "_layout", "_rows")
+    __slots__ = ("_bytes", "_epoch", "_layout", "_no_rows", "_offsets", "_rows")
 
     def __init__(self, buffer: memoryview, layout: ExchangeLayout, epoch: int) -> None:
         """Raises ``WireError`` for a region that is too small."""
@@ -284,6 +287,10 @@ class Replies:
         self._layout = layout
         self._epoch = epoch
         shape = (layout.max_tokens, layout.hidden)
+        self._no_rows: F32 = np.zeros((0, layout.hidden), dtype=np.float32)
+        self._offsets = [
+            [layout.reply_offset(m, w) for w in range(layout.num_ffn)] for m in range(layout.num_microbatches)
+        ]
         self._rows: tuple[tuple[F32, ...], ...] = tuple(
             tuple(
                 _array(self._bytes, HIDDEN_DTYPE, layout.reply_offset(m, w) + CACHE_LINE, shape)
@@ -300,7 +307,7 @@ class Replies:
         The view is valid until this worker writes its next target of the microbatch. Raises ``WireError`` for a reply to
         ``target`` of another number of rows.
         """
-        base, layout = self._layout.reply_offset(microbatch, worker), self._layout
+        layout, base = self._layout, self._offsets[microbatch][worker]
         word, epoch, its_tokens, its_worker, first, count, here = REPLY_HEADER.unpack_from(self._bytes, base)
         if word != target.word() or epoch != self._epoch or its_worker != worker:
             return None
@@ -313,7 +320,7 @@ class Replies:
             raise WireError(f"ffn-{worker}", f"replied {its_tokens} rows to {target}, which has {tokens}")
         if first + count > tokens or here not in (0, count):
             raise WireError(f"ffn-{worker}", f"replied rows {first} to {first + count} of {tokens} to {target}")
-        return (first, count), self._rows[microbatch][worker][:here]
+        return (first, count), self._rows[microbatch][worker][:here] if here else self._no_rows
 
 
 class ReuseGuard:

@@ -132,7 +132,7 @@ class FeedbackWriter:
 class FeedbackReader:
     """The scheduler's side: takes every record once, in each worker's order, and counts what it could not take."""
 
-    __slots__ = ("_buffer", "_epoch", "_layout", "_next", "_words", "foreign", "overrun", "torn")
+    __slots__ = ("_buffer", "_epoch", "_last", "_layout", "_next", "_words", "foreign", "overrun", "torn")
 
     def __init__(self, buffer: memoryview, layout: FeedbackLayout, epoch: int) -> None:
         """Raises ``WireError`` for a region that is too small."""
@@ -145,6 +145,8 @@ class FeedbackReader:
         self._layout = layout
         self._epoch = epoch
         self._next = [1] * layout.num_workers
+        self._last = (0, Target(0, 0, 0))
+        """The last record's target and its word: N workers report on the same."""
         self.overrun = 0
         """Records that were overwritten before they were read."""
         self.torn = 0
@@ -220,17 +222,18 @@ class FeedbackReader:
     def _record(self, worker: int, fields: tuple[int, ...]) -> FeedbackRecord | None:
         _, its_worker, _, epoch, sequence, word, *rest = fields
         tile_us, copy_us, window_us, exposed_us, slack_us, copies, tiles, pairs, replica_pairs, flags, _ = rest
-        try:
-            target = Target.from_word(word)
-        except ValueError:
-            return None
+        if word != self._last[0]:
+            try:
+                self._last = (word, Target.from_word(word))
+            except ValueError:
+                return None
         if epoch != self._epoch or its_worker != worker:
             return None
         return FeedbackRecord(
             epoch=epoch,
             sequence=sequence,
             worker=worker,
-            target=target,
+            target=self._last[1],
             tile_us=tile_us,
             copy_us=copy_us,
             window_us=window_us,
@@ -240,5 +243,5 @@ class FeedbackReader:
             tiles=tiles,
             pairs=pairs,
             replica_pairs=replica_pairs,
-            flags=FeedbackFlags(flags),
+            flags=FeedbackFlags(flags) if flags else FeedbackFlags.NONE,
         )

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from afore.core.clock import Clock
 from afore.core.errors import LinkClosed, PeerLost
 from afore.transport.codec import decode_message, encode_message
 from afore.transport.loopback_faults import Wire
-from afore.transport.loopback_sky import Sky
+from afore.transport.loopback_sky import Airway, Sky
 from afore.transport.queues import Arrivals, Turnstile
 
 UNREAD_LIMIT = 256 << 10
 """Bytes that may be under way or unread before a sender waits; one message may go beyond, whatever its size."""
 
 
-class LoopbackChannel:
+class LoopbackChannel(Airway):
     """One end of a ``Channel``. Made in pairs by ``channel_pair``."""
 
     def __init__(self, peer: str, *, limit: int, clock: Clock, sky: Sky, wire: Wire | None) -> None:
         self._peer = peer
         self._limit = limit
         self._clock = clock
-        self._sky = sky
+        super().__init__(sky)
         self._wire = wire
         self._arrivals: Arrivals[bytes] = Arrivals(peer, "control message")
         self._turnstile = Turnstile()
-        self._flights: deque[bytes | None] = deque()
         self._unread_bytes = 0
         self._other: LoopbackChannel
         self._lost = ""
@@ -83,7 +81,7 @@ class LoopbackChannel:
         """The endpoint at either side died: what is under way is lost, what arrived can be read."""
         for end in (self, self._other):
             end._lost = end._lost or reason
-            end._flights.clear()
+            end.cut()
             end._arrivals.end(end._lost_error)
             end._turnstile.poke()
 
@@ -94,12 +92,10 @@ class LoopbackChannel:
             return
         now_ns = self._clock.now_ns()
         flight = self._wire.fly(now_ns, len(body or b""))
-        self._flights.append(body)
-        self._sky.land(flight.lands_ns, now_ns, self._land_next)
+        self.fly(flight.lands_ns, now_ns, body)
 
-    def _land_next(self) -> None:
-        if self._flights:
-            self._other._arrive(self._flights.popleft())
+    def land(self, body: bytes | None) -> None:
+        self._other._arrive(body)
 
     def _arrive(self, body: bytes | None) -> None:
         if body is None:

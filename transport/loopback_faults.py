@@ -55,7 +55,7 @@ class Wire:
     ``name`` seeds the numbers, so that what one wire draws does not depend on what others carry.
     """
 
-    __slots__ = ("_busy_until_ns", "_faults", "_landed_ns", "_latency_ns", "_ns_per_byte", "_random", "calm")
+    __slots__ = ("_busy_until_ns", "_faults", "_landed_ns", "_ns_per_byte", "_random", "calm", "latency_ns")
 
     def __init__(
         self,
@@ -66,25 +66,22 @@ class Wire:
         seed: int | None,
         name: str,
     ) -> None:
-        self._latency_ns = round(latency_us * 1e3)
+        self.latency_ns = round(latency_us * 1e3)
         self._ns_per_byte = 0.0 if bandwidth_gbps is None else 8 / bandwidth_gbps
         self._faults = faults
-        self._random = random.Random(f"{seed}/{name}")
+        # A generator weighs 2.5 KiB, and there are as many wires as pairs of workers.
+        self._random = None if faults is None else random.Random(f"{seed}/{name}")
         self._busy_until_ns = 0
         self._landed_ns = 0
         self.calm = faults is None and bandwidth_gbps is None
-        """Whether all that it does is to take its latency: then ``lands_ns`` says the same as ``fly``."""
-
-    def lands_ns(self, now_ns: int) -> int:
-        """When what is sent now lands, where it is ``calm``: latencies do not change, so nothing overtakes."""
-        return now_ns + self._latency_ns
+        """Whether all that it does is to take ``latency_ns``: latencies do not change, so nothing overtakes."""
 
     def fly(self, now_ns: int, nbytes: int) -> Flight:
         """Sends ``nbytes`` now; never lands before what was sent earlier. A word is not torn: no fabric tears one backwards."""
         self._busy_until_ns = max(now_ns, self._busy_until_ns) + round(nbytes * self._ns_per_byte)
-        arrives_ns = self._busy_until_ns + self._latency_ns
+        arrives_ns = self._busy_until_ns + self.latency_ns
         faults, draw = self._faults, self._random
-        if faults is None:
+        if faults is None or draw is None:
             self._landed_ns = max(arrives_ns, self._landed_ns)
             return Flight(self._landed_ns)
         arrives_ns += round(draw.uniform(0, faults.jitter_us) * 1e3)

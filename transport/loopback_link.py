@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
@@ -12,7 +11,7 @@ from afore.core.errors import LinkClosed, PeerLost, RegionRevoked
 from afore.transport.api import Buffer, Lane, Notification, RegionKey
 from afore.transport.buffers import IMMEDIATE_LIMIT, flat, refuse_bounds, refuse_foreign, require_immediate, revoked
 from afore.transport.loopback_faults import Wire
-from afore.transport.loopback_sky import Sky
+from afore.transport.loopback_sky import Airway, Sky
 from afore.transport.queues import Heard, Inbox, Turnstile
 
 ALIGNMENT = 64
@@ -21,6 +20,8 @@ ALIGNMENT = 64
 
 class LoopbackRegion:
     """A ``Region`` of ordinary memory."""
+
+    __slots__ = ("_forget", "_key", "_label", "inbox", "memory", "open")
 
     def __init__(self, key: RegionKey, label: str, forget: Callable[[LoopbackRegion], None]) -> None:
         self._key = key
@@ -95,8 +96,28 @@ class Target(Protocol):
         ...
 
 
-class LoopbackLink:
+class LoopbackLink(Airway):
     """A ``Link``. With a wire each write flies: its bytes are taken at once, and land with their notification later, in order."""
+
+    # A target writes through a hundred links, and there are as many as pairs of workers: each is one object, without a dictionary.
+    __slots__ = (
+        "_calm_ns",
+        "_clock",
+        "_closed",
+        "_credits",
+        "_forget",
+        "_key",
+        "_lane",
+        "_line",
+        "_lost",
+        "_nbytes",
+        "_now_ns",
+        "_region",
+        "_source",
+        "_target",
+        "_turnstile",
+        "_wire",
+    )
 
     def __init__(
         self,
@@ -114,16 +135,22 @@ class LoopbackLink:
         self._target = target
         self._lane = lane
         self._clock = clock
+        self._now_ns = clock.now_ns
         self._wire = wire
-        self._sky = sky
+        self._calm_ns = wire.latency_ns if wire is not None and wire.calm else None
+        """How long every write flies; None where that differs, and where none does."""
+        super().__init__(sky)
         self._credits = credits
         self._forget = forget
         self._turnstile = Turnstile()
-        self._flights: deque[tuple[LoopbackRegion, int, Buffer, int | None]] = deque()
+        self._line = self._turnstile.line
         self._closed = False
         self._lost = ""
-        self._last: tuple[RegionKey, LoopbackRegion] | None = None
-        """The very key of the last write, and its region: most links write into one or two."""
+        self._key: RegionKey | None = None
+        """The very key of the last write: most links write into one or two regions."""
+        self._nbytes = 0
+        """Of its region."""
+        self._region: LoopbackRegion | None = None
 
     @property
     def peer(self) -> str:
@@ -138,25 +165,28 @@ class LoopbackLink:
 
         ``data``: bytes, or a memoryview of them.
         """
-        last = self._last
+        region = self._region
         if (
-            last is None
-            or last[0] is not remote
-            or not last[1].open
+            region is None
+            or remote is not self._key
+            or not region.open
             or self._closed
             or self._lost
-            or self._turnstile.line
-            or not 0 <= offset <= remote.nbytes - len(data)
+            or self._line
+            or not 0 <= offset <= self._nbytes - len(data)
         ):
             return False
         if notify is not None:
             if not self._credits or not 0 <= notify < IMMEDIATE_LIMIT:
                 return False
             self._credits -= 1
-        if self._wire is None:
-            self._land(last[1], offset, data, notify)
+        if self._calm_ns is not None:
+            now_ns = self._now_ns()
+            self.fly(now_ns + self._calm_ns, now_ns, region, offset, bytes(data), notify)
+        elif self._wire is None:
+            self.land(region, offset, data, notify)
         else:
-            self._send(self._wire, last[1], offset, bytes(data), notify)
+            self._send(self._wire, region, offset, bytes(data), notify)
         return True
 
     async def write(
@@ -165,14 +195,12 @@ class LoopbackLink:
         if type(data) is bytes and self.write_now(remote, offset, data, notify):
             return
         self._require_usable()
-        last = self._last
-        if last is not None and last[0] is remote and last[1].open:
-            region = last[1]
-        else:
+        region = self._region
+        if region is None or remote is not self._key or not region.open:
             if remote.fabric != "loopback" or remote.address != self.peer:
                 raise refuse_foreign(remote, self.peer, "is not this peer's")
             region = self._target.region_of(remote)
-            self._last = (remote, region)
+            self._key, self._nbytes, self._region = remote, remote.nbytes, region
         payload = flat(data, self.peer)
         if not 0 <= offset <= remote.nbytes - len(payload):
             raise refuse_bounds(remote, offset, len(payload))
@@ -191,7 +219,7 @@ class LoopbackLink:
         if notify is not None:
             self._credits -= 1
         if self._wire is None:
-            self._land(region, offset, payload, notify)
+            self.land(region, offset, payload, notify)
         else:
             self._send(self._wire, region, offset, bytes(payload), notify)
 
@@ -216,26 +244,15 @@ class LoopbackLink:
 
     def _send(self, wire: Wire, region: LoopbackRegion, offset: int, payload: bytes, notify: int | None) -> None:
         now_ns = self._clock.now_ns()
-        if wire.calm:
-            self._flights.append((region, offset, payload, notify))
-            self._sky.land(wire.lands_ns(now_ns), now_ns, self._land_next)
-            return
         flight = wire.fly(now_ns, len(payload))
         if flight.first_ns is not None:
             parts = [(offset, payload[: flight.split]), (offset + flight.split, payload[flight.split :])]
             first_offset, first = parts.pop(1 if flight.tail_first else 0)
             offset, payload = parts[0]
-            self._flights.append((region, first_offset, first, None))
-            self._sky.land(flight.first_ns, now_ns, self._land_next)
-        self._flights.append((region, offset, payload, notify))
-        self._sky.land(flight.lands_ns, now_ns, self._land_next)
+            self.fly(flight.first_ns, now_ns, region, first_offset, first, None)
+        self.fly(flight.lands_ns, now_ns, region, offset, payload, notify)
 
-    def _land_next(self) -> None:
-        # One timer for each flight, and each lands the oldest: in order, even where a loop mixes up timers of one instant.
-        if self._flights:
-            self._land(*self._flights.popleft())
-
-    def _land(self, region: LoopbackRegion, offset: int, payload: Buffer, notify: int | None) -> None:
+    def land(self, region: LoopbackRegion, offset: int, payload: Buffer, notify: int | None) -> None:
         if not region.open:
             if notify is not None:
                 self.give_back(1)
@@ -244,18 +261,18 @@ class LoopbackLink:
             region.memory[offset : offset + len(payload)] = payload
         if notify is not None:
             inbox = region.inbox
-            if inbox.attended:
-                self._credits += 1
-                if self._turnstile.line:
-                    self._turnstile.poke()
-                inbox.hear([Notification(self._source, notify)])
-            else:
+            if inbox.heard is None:
                 inbox.put(Notification(self._source, notify), self)
+                return
+            self._credits += 1
+            if self._line:
+                self._turnstile.poke()
+            inbox.tell([Notification(self._source, notify)])
 
     def give_back(self, count: int) -> None:
         """The owner took ``count`` notifications."""
         self._credits += count
-        if self._turnstile:
+        if self._line:
             self._turnstile.poke()
 
     async def close(self) -> None:
@@ -271,7 +288,7 @@ class LoopbackLink:
     def lose(self, reason: str) -> None:
         """The peer is gone: what still flies is lost with it."""
         self._lost = self._lost or reason
-        self._flights.clear()
+        self.cut()
         self._turnstile.poke()
 
     def _has_room(self, needed: int) -> bool:

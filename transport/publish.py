@@ -46,6 +46,14 @@ def publishing_words(buffer: memoryview) -> Words:
     return AtomicWords(buffer)
 
 
+def load_every(words: Words, first: int, stop: int, stride: int) -> list[int]:
+    """``[words[at] for at in range(first, stop, stride)]``."""
+    if isinstance(words, memoryview):
+        loaded: list[int] = words[first:stop:stride].tolist()
+        return loaded
+    return [words[at] for at in range(first, stop, stride)]
+
+
 def store_release(buffer: memoryview, offset: int, value: int) -> None:
     """Stores ``value`` (64 bits) at byte ``offset``; whoever loads it with acquire sees every store made before.
 

@@ -114,7 +114,7 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
 class Inbox(Arrivals[Notification]):
     """Notifications of one region, from their delivery until ``take``; what is taken becomes credit of its sender."""
 
-    __slots__ = ("_attended", "_heard", "_idle", "_owed")
+    __slots__ = ("_attended", "_idle", "_owed", "heard")
 
     def __init__(
         self, address: str, label: str, *, look: Callable[[], None] | None = None, idle: Idle | None = None
@@ -124,15 +124,15 @@ class Inbox(Arrivals[Notification]):
         self._idle = idle
         self._owed: list[Creditor] = []
         """The sender of each item."""
-        self._heard: Heard | None = None
+        self.heard: Heard | None = None
         """Who hears at once of what comes."""
         self._attended: asyncio.Future[NoReturn] | None = None
 
     def put(self, notification: Notification, sender: Creditor) -> None:
         """Queues, and wakes a reader; or tells who attends."""
-        if self._heard is not None:
+        if self.heard is not None:
             sender.give_back(1)
-            self.hear([notification])
+            self.tell([notification])
             return
         self.items.append(notification)
         self._owed.append(sender)
@@ -141,33 +141,27 @@ class Inbox(Arrivals[Notification]):
 
     async def attend(self, heard: Heard) -> NoReturn:
         """Calls ``heard`` with what is queued, then with all at the moment it comes. Raises the ending, and what it raises."""
-        assert self._heard is None, "one reader attends an inbox"
+        assert self.heard is None, "one reader attends an inbox"
         if self.items:
             heard(self._settle())
         if self.ending is not None:
             raise self.ending()
-        self._heard = heard
+        self.heard = heard
         self._attended = asyncio.get_running_loop().create_future()
         try:
             await self._attended
         finally:
-            self._heard = self._attended = None
+            self.heard = self._attended = None
         raise AssertionError("attending ends by an error alone")
 
-    @property
-    def attended(self) -> bool:
-        """Whether somebody hears at once of what comes."""
-        return self._heard is not None
-
-    def hear(self, notifications: list[Notification]) -> None:
-        """Tells who attends; what it raises ends the attending."""
-        assert self._heard is not None
-        assert self._attended is not None
+    def tell(self, notifications: list[Notification]) -> None:
+        """Tells who attends (there is one); what it raises ends the attending."""
         try:
-            self._heard(notifications)
+            self.heard(notifications)  # type: ignore[misc]  # not None, as the caller has seen
         except Exception as error:
             # The one who rang is not to blame: the reader ends.
-            self._heard = _deaf
+            assert self._attended is not None
+            self.heard = _deaf
             if not self._attended.done():
                 self._attended.set_exception(error)
 
@@ -175,7 +169,7 @@ class Inbox(Arrivals[Notification]):
         """See ``Arrivals.end``; who attends gets the ending too."""
         super().end(ending)
         if self._attended is not None and not self._attended.done():
-            self._heard = _deaf
+            self.heard = _deaf
             self._attended.set_exception(ending())
 
     async def take(self, timeout_us: float | None) -> list[Notification]:
@@ -243,7 +237,7 @@ class Turnstile:
     __slots__ = ("line",)
 
     def __init__(self) -> None:
-        self.line: deque[_Place] = deque()
+        self.line: list[_Place] = []  # a deque weighs ten times as much, and most links never have one in it
         """Who waits."""
 
     def __len__(self) -> int:

@@ -19,7 +19,7 @@ from afore.core.errors import PlanError, WireError
 from afore.core.plan import PlanEntry, Verdict
 from afore.transport import records
 from afore.transport.entry import EntryCodec, Refusal
-from afore.transport.publish import full_fence, publishing_words
+from afore.transport.publish import full_fence, load_every, publishing_words
 from afore.transport.records import CACHE_LINE, READER_LINE, SLOT_LINE, VERDICT_BITS, WORD, align
 from afore.transport.ring_layout import OWNER, RingHeader, RingLayout, check_header, entry_dtype, write_header
 
@@ -66,25 +66,29 @@ class _Ring:
         "_codec",
         "_entry_nbytes",
         "_layout",
+        "_num_slots",
         "_reader_word",
         "_slot_words",
         "_slots_word",
         "_unanimous",
         "_verdicts_span",
+        "_verdicts_word",
         "_words",
     )
 
-    def __init__(self, buffer: memoryview, layout: RingLayout) -> None:
+    def __init__(self, buffer: memoryview, layout: RingLayout, codec: EntryCodec | None = None) -> None:
         if buffer.nbytes < layout.nbytes:
             raise WireError(OWNER, f"the region has {buffer.nbytes} bytes, the layout needs {layout.nbytes}")
         self._layout = layout
         self._buffer = buffer.cast("B")[: layout.nbytes]
         self._words = publishing_words(self._buffer)
-        self._codec = EntryCodec(layout.limits)
+        self._codec = codec or EntryCodec(layout.limits)
         self._entry_nbytes = layout.entry_nbytes
         self._reader_word = layout.reader_offset(0) // WORD
         self._slots_word = layout.slots_offset // WORD
         self._slot_words = layout.slot_nbytes // WORD
+        self._num_slots = layout.num_slots
+        self._verdicts_word = (CACHE_LINE + layout.entry_nbytes) // WORD
         self._verdicts_span = layout.num_readers * (CACHE_LINE // WORD)
         self._unanimous = (Verdict.ACCEPTED,) * layout.num_readers
 
@@ -99,28 +103,24 @@ class _Ring:
         self._buffer.release()
 
     def _slot_word(self, sequence: int) -> int:
-        return self._slots_word + sequence % self._layout.num_slots * self._slot_words
+        return self._slots_word + sequence % self._num_slots * self._slot_words
 
     def _cursor_word(self, rank: int) -> int:
         return self._reader_word + rank * (CACHE_LINE // WORD)
 
     def _verdict_word(self, sequence: int, rank: int) -> int:
-        return self._slot_word(sequence) + (CACHE_LINE + self._entry_nbytes + CACHE_LINE * rank) // WORD
+        return self._slot_word(sequence) + self._verdicts_word + rank * (CACHE_LINE // WORD)
 
     def _verdict(self, sequence: int, rank: int) -> Verdict:
         return _meaning(self._words[self._verdict_word(sequence, rank)], sequence)
 
-    def _all_verdicts(self, sequence: int) -> tuple[Verdict, ...]:
-        words = self._words
-        cells = [words[at] for at in self._verdict_words(sequence)]
-        # N readers look at N cells for every entry, which nearly always say the same.
-        if cells.count((sequence + 1) << VERDICT_BITS | Verdict.ACCEPTED) == len(cells):
-            return self._unanimous
-        return tuple(_meaning(cell, sequence) for cell in cells)
+    def _cells(self, sequence: int) -> list[int]:
+        """Every reader's verdict cell of the entry's slot."""
+        first = self._slot_word(sequence) + self._verdicts_word
+        return load_every(self._words, first, first + self._verdicts_span, CACHE_LINE // WORD)
 
-    def _verdict_words(self, sequence: int) -> range:
-        first = self._verdict_word(sequence, 0)
-        return range(first, first + self._verdicts_span, CACHE_LINE // WORD)
+    def _meanings(self, sequence: int) -> tuple[Verdict, ...]:
+        return tuple(_meaning(cell, sequence) for cell in self._cells(sequence))
 
 
 class RingWriter(_Ring):
@@ -208,7 +208,7 @@ class RingWriter(_Ring):
         """What each reader has said so far. Raises ``PlanError`` once the slot is reused, and for a sequence not yet published."""
         if not self._next - self._layout.num_slots <= sequence < self._next or sequence < 0:
             raise PlanError(f"sequence {sequence} is not in the ring, whose next is {self._next}")
-        return self._all_verdicts(sequence)
+        return self._meanings(sequence)
 
     def lagging(self, now_ns: int) -> list[ReaderLag]:
         """Readers that have entries before them, the longest silent first.
@@ -250,9 +250,14 @@ class RingReader(_Ring):
 
     __slots__ = ("_epoch", "_next", "_rank")
 
-    def __init__(self, buffer: memoryview, layout: RingLayout, rank: int, epoch: int) -> None:
-        """Raises ``WireError`` (no ring, another layout), ``VersionMismatch``, ``RegionRevoked`` (another epoch's ring)."""
-        super().__init__(buffer, layout)
+    def __init__(
+        self, buffer: memoryview, layout: RingLayout, rank: int, epoch: int, *, codec: EntryCodec | None = None
+    ) -> None:
+        """``codec``: one that readers share; none: its own.
+
+        Raises ``WireError`` (no ring, another layout), ``VersionMismatch``, ``RegionRevoked`` (another epoch's ring).
+        """
+        super().__init__(buffer, layout, codec)
         check_header(self._buffer, layout, epoch)
         assert 0 <= rank < layout.num_readers
         self._rank = rank
@@ -277,7 +282,8 @@ class RingReader(_Ring):
         if published != sequence + 1:
             reason = f"its slot already holds sequence {published - 1}"
             return Refusal(Verdict.OUT_OF_ORDER, sequence, reason)
-        raw = copy_out(self._buffer, self._slot_word(sequence) * WORD + CACHE_LINE, self._entry_nbytes)
+        entry_at = self._slot_word(sequence) * WORD + CACHE_LINE
+        raw = copy_out(self._buffer, entry_at, self._codec.used_nbytes(self._buffer, entry_at))
         return self._codec.decode(raw, sequence, self._epoch)
 
     def store_verdict(self, sequence: int, verdict: Verdict) -> bool:
@@ -286,10 +292,11 @@ class RingReader(_Ring):
         At least one reader gets True for each sequence (several may): it rings the others, who may be waiting.
         """
         assert sequence == self._next, f"reader {self._rank} judges {sequence} but is at {self._next}"
-        assert self._words[self._slot_word(sequence)] > sequence, "others may still read this cell's last verdict"
+        words, at = self._words, self._verdict_word(sequence, self._rank)
+        assert words[self._slot_word(sequence)] > sequence, "others may still read this cell's last verdict"
         assert verdict is not Verdict.NONE
-        assert self._verdict(sequence, self._rank) in (Verdict.NONE, verdict), "a verdict is final"
-        self._words[self._verdict_word(sequence, self._rank)] = (sequence + 1) << VERDICT_BITS | verdict
+        assert _meaning(words[at], sequence) in (Verdict.NONE, verdict), "a verdict is final"
+        words[at] = (sequence + 1) << VERDICT_BITS | verdict
         # Without it both of two last readers could look before the other's store is visible, and nobody would ring.
         full_fence()
         return self.judged(sequence)
@@ -298,14 +305,21 @@ class RingReader(_Ring):
         """What each reader has said of an entry that this one has not moved past. Raises ``PlanError`` for an earlier one."""
         if sequence < self._next:
             raise PlanError(f"reader {self._rank} has moved past sequence {sequence}: its slot may be reused")
-        return self._all_verdicts(sequence)
+        return self._meanings(sequence)
 
     def judged(self, sequence: int) -> bool:
         """Whether all readers have said what they found of an entry that this one has not moved past."""
-        words, mark = self._words, sequence + 1
-        return [words[at] >> VERDICT_BITS for at in self._verdict_words(sequence)].count(
-            mark
-        ) == self._layout.num_readers
+        return self.all_verdicts(sequence) is not None
+
+    def all_verdicts(self, sequence: int) -> tuple[Verdict, ...] | None:
+        """``verdicts`` once all readers have said what they found of it; None before."""
+        cells = self._cells(sequence)
+        # N readers look at N cells for every entry, which nearly always say the same.
+        if cells.count((sequence + 1) << VERDICT_BITS | Verdict.ACCEPTED) == len(cells):
+            return self._unanimous
+        if not min(cells) >> VERDICT_BITS == max(cells) >> VERDICT_BITS == sequence + 1:
+            return None
+        return tuple(_meaning(cell, sequence) for cell in cells)
 
     def advance(self, stamp_ns: int) -> None:
         """Moves past the next entry: its slot may be reused once all have. The reader has judged it and used its copies."""

@@ -9,6 +9,16 @@ from afore.transport.api import Link, RegionKey
 _WriteNow = Callable[[RegionKey, int, bytes | memoryview, int | None], bool]
 
 
+def write_now_of(link: Link) -> _WriteNow:
+    """The link's ``write_now``, or one that does nothing where it has none: then ``write`` has to."""
+    write_now: _WriteNow = getattr(link, "write_now", _not_now)
+    return write_now
+
+
+def _not_now(key: RegionKey, offset: int, data: bytes | memoryview, bell: int | None) -> bool:
+    return False
+
+
 async def put(
     link: Link, key: RegionKey, offset: int, data: bytes | memoryview, bell: int | None, *, timeout_us: float
 ) -> None:

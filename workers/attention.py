@@ -26,7 +26,7 @@ from afore.models.config import ModelSpec
 from afore.models.kv import BlockAllocator, KVLayout
 from afore.scheduler.policies.registry import policy_wants_predictions
 from afore.transport.api import Lane, Notification, Region
-from afore.transport.bells import BellKind, decode, kind_of, pair_of
+from afore.transport.bells import BellKind, decode, reply_of
 from afore.transport.crew import crew, reporting
 from afore.transport.exchange import ExchangeLayout, Replies
 from afore.transport.layouts import layouts_for
@@ -62,6 +62,15 @@ class AttentionWeights(Protocol):
 
     def open(self, layout: KVLayout, buffer: memoryview) -> AttentionModel:
         """The model over a KV storage."""
+        ...
+
+
+@runtime_checkable
+class SumsRows(Protocol):
+    """Weights whose model takes the routed sum in another form than rows of host memory."""
+
+    def sum_rows(self, replies: PendingReplies) -> Any:
+        """The routed sum of a target, as ``combine`` takes it."""
         ...
 
 
@@ -213,7 +222,7 @@ async def _connect(
         unpinned=freed.set,
         predictions=predictions_by(predictor, weights.spec),
         ids=ids,
-        sum_rows=PendingReplies.sum_TD if device is None else device.sum_rows,
+        sum_rows=weights.sum_rows if isinstance(weights, SumsRows) else PendingReplies.sum_TD,
     )
     take_up = None if device is None else device.take_up
     return Epoch(ctx.hub, regions.exchange, regions.kv, pool, steps, freed, ids, take_up)
@@ -277,11 +286,11 @@ class Epoch:
 
     def _hear(self, notifications: list[Notification]) -> None:
         for notification in notifications:
-            kind = kind_of(notification.immediate)
-            if kind is BellKind.REPLY:
-                self._steps.replied(*pair_of(notification.immediate))
-            elif kind is None:
-                decode(notification.immediate)  # raises: no bell
+            reply = reply_of(notification.immediate)
+            if reply is not None:
+                self._steps.replied(*reply)
+            else:
+                decode(notification.immediate)  # raises where it is no bell
 
     async def _tell_freed(self) -> None:
         """The engine cannot know when prefill or a cancelled step has stopped writing, so it is told."""

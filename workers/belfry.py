@@ -7,7 +7,7 @@ from collections.abc import Callable
 from afore.core.errors import WireError
 from afore.core.signal import Signal
 from afore.transport.api import Notification, Region
-from afore.transport.bells import Bell, BellKind, decode, kind_of
+from afore.transport.bells import KIND_SHIFT, Bell, BellKind, decode
 from afore.transport.queues import attend
 
 
@@ -24,7 +24,7 @@ class Belfry:
         """Inputs of some target have come. The sequencer also wakes itself with it."""
         self.on_inputs: Callable[[int, int], None] | None = None
         """Also told (attention worker, microbatch) of every input bell."""
-        self._events = {
+        self._events: dict[int, Signal] = {
             BellKind.PLAN: self.plan,
             BellKind.VERDICTS: self.verdicts,
             BellKind.INPUTS: self.inputs,
@@ -36,9 +36,9 @@ class Belfry:
 
     def _hear(self, notifications: list[Notification]) -> None:
         for notification in notifications:
-            kind = kind_of(notification.immediate)
-            event = None if kind is None else self._events.get(kind)
-            if event is None or (kind is BellKind.INPUTS and self.on_inputs is not None):
+            kind = notification.immediate >> KIND_SHIFT
+            event = self._events.get(kind)
+            if event is None or (self.on_inputs is not None and kind == BellKind.INPUTS):
                 bell = decode(notification.immediate)
                 if not self.heard(bell):
                     raise WireError(notification.peer, f"rang {bell.kind.name} at an FFN worker", "do versions agree?")

@@ -20,7 +20,6 @@ from afore.workers.device.cuda.memory import DeviceMemory, address_of
 from afore.workers.device.cuda.pair_plan import fill_plan, plan_words
 from afore.workers.experts import Store
 from afore.workers.flight import TargetCompute
-from afore.workers.partition import shares_array
 from afore.workers.staging import Staging
 
 _NOTHING: I32 = np.zeros(0, dtype=np.int32)
@@ -139,7 +138,7 @@ class CudaTarget(TargetCompute):
         room, layout = self._room, self._store.layout
         fill_plan(
             room.plan_host_X,
-            shares_array(self._entry.shares),
+            self._entry.shares_X4(),
             layout.row_E,
             layout.rank,
             layout.num_rows,

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
 from afore.core.clock import Clock
 from afore.core.config import RunConfig
 from afore.core.trace import SpanName, Tracer
@@ -22,8 +24,10 @@ from afore.workers.device.base import Work
 from afore.workers.device.cores import Cores
 from afore.workers.device.emulated import EmulatedDevice
 from afore.workers.device.profile import LAPTOP_EMULATED, CostProfile
+from afore.workers.replies import PendingReplies
 
 R = TypeVar("R")
+_NO_ROWS: F32 = np.zeros((0, 1), dtype=np.float32)
 _LONGEST_US = 600e6
 """Of a piece of attention that waits for its turn: the deadlines of steps are shorter."""
 
@@ -128,6 +132,10 @@ class CountedAttentionWeights:
     def open(self, layout: KVLayout, buffer: memoryview) -> AttentionModel:
         """The model; nothing is cached."""
         return CountedAttention(self.spec, self.source, self.rank)
+
+    def sum_rows(self, replies: PendingReplies) -> F32:
+        """See ``SumsRows``: rows say nothing, and none have come."""
+        return _NO_ROWS
 
 
 class EmulatedModels:

@@ -32,7 +32,7 @@ from afore.workers.far_experts import FarStore
 from afore.workers.ffn_epoch import Epoch
 from afore.workers.ffn_regions import BELLS, INPUTS, RING, OwnRegions
 from afore.workers.ffn_worker import Worker, load_worker, worker_shapes
-from afore.workers.ffn_world import FfnWorld, Peer
+from afore.workers.ffn_world import DecodesOnce, FfnWorld, Peer
 from afore.workers.group.meeting import MEETING, Meeting, host_of
 from afore.workers.group.shared import AttentionPeer, InputSource
 from afore.workers.reports import Reports
@@ -128,7 +128,8 @@ async def connect(ctx: RoleContext, worker: Worker, own: OwnRegions, directory: 
         copies = RingCopies(ctx.rank, layouts.ring, written, mirrors, timeout_us=timeout_us)
     else:
         plans = mapped(SCHEDULER, 0, RING, writable=True).buffer
-    ring = RingReader(plans, layouts.ring, ctx.rank, directory.epoch)
+    codec = worker.parts.codec(layouts.ring.limits) if isinstance(worker.parts, DecodesOnce) else None
+    ring = RingReader(plans, layouts.ring, ctx.rank, directory.epoch, codec=codec)
     stack.callback(ring.release)
     belfry = Belfry(own.regions[BELLS])
     neighbours = [await reach(rank, BELLS) for rank in others if nodes.together((FFN, rank), (FFN, ctx.rank))]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from afore.core.slots import StoreLayout
+from afore.transport.entry import EntryCodec, EntryLimits
+from afore.transport.entry_once import Decoders
 from afore.transport.exchange import ExchangeLayout
 from afore.workers.device.cores import Cores, DeviceOnCores
 from afore.workers.device.emulated import EmulatedDevice
@@ -28,7 +30,7 @@ class EmulatedFfn(HostParts):
 
     ``collectives``: gather and reduce begin together on all workers; without, each worker goes on by itself, as on one host.
     ``counted_experts``: the model is one of counts, of so many experts; nothing is computed, and no tags are kept. Where there are
-    collectives, their results are shared by ``once``, that of the fleet.
+    collectives, their results are shared by ``once``, that of the fleet. ``decoders``: those of the fleet; none: its own.
     ``own_collectives``: see ``EmulatedDevice``. ``cores``: the device is one of them, not one of its own.
     """
 
@@ -42,6 +44,7 @@ class EmulatedFfn(HostParts):
         collectives: bool = True,
         counted_experts: int = 0,
         once: GatheredOnce | None = None,
+        decoders: Decoders | None = None,
         own_collectives: bool = False,
         cores: Cores | None = None,
     ) -> None:
@@ -55,6 +58,7 @@ class EmulatedFfn(HostParts):
         else:
             self._device = DeviceOnCores(fleet, rank, profile, cores, counted=counted)
         self._stores = stores
+        self._decoders = decoders or Decoders()
         if self._once is not None:
             self.compute = CountedCompute
 
@@ -80,6 +84,10 @@ class EmulatedFfn(HostParts):
         return TaggedPeer(shape, layout)
 
     far_peer = peer
+
+    def codec(self, limits: EntryLimits) -> EntryCodec:
+        """See ``DecodesOnce``."""
+        return self._decoders.of(limits)
 
     def staging(self, *, max_tokens: int, hidden_size: int, top_k: int, num_rows: int) -> Staging:
         """See ``FfnParts``."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from afore.core.config import RunConfig
 from afore.core.slots import StoreLayout
 from afore.models.bundle import bundled_model_path
 from afore.models.checkpoint import Checkpoint, ExpertReader
 from afore.models.config import ModelSpec
+from afore.transport.entry import EntryCodec, EntryLimits
 from afore.transport.exchange import ExchangeLayout
 from afore.transport.session import RoleContext
 from afore.workers.device.base import Device
@@ -82,6 +83,15 @@ class FfnParts(Protocol):
     @property
     def compute(self) -> MakeCompute:
         """What makes a target's work on this device."""
+        ...
+
+
+@runtime_checkable
+class DecodesOnce(Protocol):
+    """Parts of one of several workers of a process: they decode the ring's entries together."""
+
+    def codec(self, limits: EntryLimits) -> EntryCodec:
+        """The codec that they share."""
         ...
 
 

@@ -15,7 +15,7 @@ from afore.core.record import record
 from afore.workers.device.base import I32, Event, Kernels
 from afore.workers.experts import Store
 from afore.workers.migrator import Readiness
-from afore.workers.partition import count_and_crc, shares_array
+from afore.workers.partition import count_and_crc
 from afore.workers.staging import Staging
 
 NO_SHARES: I32 = np.zeros((0, 4), dtype=np.int32)
@@ -46,7 +46,7 @@ class TargetCompute:
         ids_TK, layout = self._staging.ids_TK, self._store.layout
         _, crc = count_and_crc(ids_TK, layout.row_E.shape[0])
         self.mismatched = crc != self._entry.demand_crc
-        shares_X4 = NO_SHARES if self.mismatched else shares_array(self._entry.shares)
+        shares_X4 = NO_SHARES if self.mismatched else self._entry.shares_X4()
         self._kernels.partition(
             ids_TK, shares_X4, layout.row_E, layout.rank, layout.num_rows, self.num_primaries, self._staging.pairs
         )

@@ -5,10 +5,12 @@ Only after the target's ``done``: every event it waited for is done then, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from afore.core.record import record
 from afore.core.trace import SpanName, Tracer
+from afore.workers.device.base import Event
 from afore.workers.flight import Flight
 from afore.workers.migrator import Readiness
 from afore.workers.partition import rows_measured
@@ -56,10 +58,11 @@ def measure(flight: Flight, tile_tokens: int) -> Measures:
             exposed_us=0.0,
             slack_us=0.0,
         )
-    own = [copy for copy in flight.copies if copy.ahead or copy.generation == flight.entry.sequence]
-    landed_ns = max((copy.event.completed_ns for copy in own), default=reached_ns)
-    late_ns = max((copy.event.completed_ns - reached_ns for copy in flight.copies), default=0)
-    submitted_ns = min((copy.submitted_ns for copy in own), default=min(reached_ns, flight.taken_ns))
+    sequence = flight.entry.sequence
+    own = [copy for copy in flight.copies if copy.ahead or copy.generation == sequence]
+    last_ns = max([copy.event.completed_ns for copy in flight.copies])
+    landed_ns = max([copy.event.completed_ns for copy in own]) if own else reached_ns
+    submitted_ns = min([copy.submitted_ns for copy in own]) if own else min(reached_ns, flight.taken_ns)
     return Measures(
         pairs=pairs.count,
         replica_pairs=replica_pairs,
@@ -68,7 +71,7 @@ def measure(flight: Flight, tile_tokens: int) -> Measures:
         copies=len(own),
         copy_us=_port_ns(own) / 1e3 / len(own) if own else 0.0,
         window_us=(reached_ns - submitted_ns) / 1e3,
-        exposed_us=max(0, late_ns) / 1e3,
+        exposed_us=max(0, last_ns - reached_ns) / 1e3,
         slack_us=(reached_ns - landed_ns) / 1e3 if own else 0.0,
     )
 
@@ -83,17 +86,24 @@ def _port_ns(copies: Sequence[Readiness]) -> int:
     )
 
 
+_POINTS: dict[SpanName, Callable[[Flight], tuple[Event, Event]]] = {
+    "gather": attrgetter("began", "reached"),
+    "wait": attrgetter("reached", "ready"),
+    "partition": attrgetter("ready", "split"),
+    "experts": attrgetter("split", "computed"),
+    "reduce": attrgetter("computed", "done"),
+}
+"""Beginning and end of each span."""
+
+
 def trace(flight: Flight, tracer: Tracer) -> None:
     """The target's spans on the model stream."""
     if not tracer.enabled:
         return
     target, sequence = flight.entry.target, flight.entry.sequence
     only = tracer.only
-    points = (flight.began, flight.reached, flight.ready, flight.split, flight.computed, flight.done)
-    names: tuple[SpanName, ...] = ("gather", "wait", "partition", "experts", "reduce")
-    for name, start, end in zip(names, points, points[1:], strict=False):
-        if only is not None and name not in only:
-            continue
+    for name in _POINTS if only is None else [name for name in _POINTS if name in only]:
+        start, end = _POINTS[name](flight)
         if name == "wait":
             tracer.span(
                 name,

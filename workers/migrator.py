@@ -23,6 +23,7 @@ from typing import Protocol
 
 from afore.core.clock import Clock, deadline
 from afore.core.errors import DeadlineExceeded, SlotError
+from afore.core.handover import Handover
 from afore.core.plan import PlanEntry
 from afore.core.record import record
 from afore.core.target import Target
@@ -100,7 +101,7 @@ class Migrator:
     ) -> None:
         self._name = name
         self._remote = remote
-        self._to_fetch: asyncio.Queue[_Fetch] = asyncio.Queue()
+        self._to_fetch: Handover[_Fetch] = Handover()
         self._coming: Counter[tuple[int, int]] = Counter()
         """Copies into each slot whose sources are being fetched: what comes after them into the slot waits for its turn."""
         self._table = table
@@ -114,7 +115,7 @@ class Migrator:
         copy into the slot is held until that target has enqueued."""
         self._last_use: dict[tuple[int, int], Event] = {}
         self._any_submitted = asyncio.Event()
-        self._flying: asyncio.Queue[list[Readiness]] = asyncio.Queue()
+        self._flying: Handover[list[Readiness]] = Handover()
         self.counts = MigrationCounts()
 
     # Called by the reader
@@ -177,7 +178,7 @@ class Migrator:
     async def run(self) -> None:
         """Awaits each batch of copies, in order; warns about copies that do not land, and goes on waiting. Never returns."""
         while True:
-            batch = await self._flying.get()
+            batch = await self._flying.take()
             while True:
                 try:
                     await batch[0].event.wait(timeout_us=self._patience_us)
@@ -226,14 +227,14 @@ class Migrator:
         if remote.has(held) and not self._coming[key]:
             return False
         self._coming[key] += 1
-        self._to_fetch.put_nowait(_Fetch(held, before if held.generation == arrived else None, self._clock.now_ns()))
+        self._to_fetch.put(_Fetch(held, before if held.generation == arrived else None, self._clock.now_ns()))
         return True
 
     async def fetch(self) -> None:
         """Brings sources from other nodes, one after another, and submits their copies. Never returns."""
         assert self._remote is not None
         while True:
-            waiting = await self._to_fetch.get()
+            waiting = await self._to_fetch.take()
             held = waiting.held
             if not self._remote.has(held):
                 await self._remote.fetch(held)
@@ -306,7 +307,7 @@ class Migrator:
         for ready in submitted:
             self._ready[ready.layer, ready.slot] = ready
         self.counts.submitted += len(batch)
-        self._flying.put_nowait(submitted)
+        self._flying.put(submitted)
         self._tracer.span(
             "submit", target, begin_ns, self._clock.now_ns(), sequence=batch[0].generation, copies=len(batch)
         )

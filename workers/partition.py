@@ -18,7 +18,6 @@ from numba import njit, types
 
 from afore.core.demand import demand_crc
 from afore.core.errors import PlanError, WireError
-from afore.core.plan import Share
 from afore.workers.device.base import I32, Pairs
 
 _OK = 0
@@ -40,13 +39,6 @@ _SHARE_PROBLEMS = {
     _NO_SUCH_SLOT: "the worker has no such redundant slot",
     _SLOT_TWICE: "another expert has the same slot in this plan",
 }
-
-
-def shares_array(shares: Sequence[Share]) -> I32:
-    """A plan's shares as int32 [X, 4] (expert, worker, slot, count), in the plan's order."""
-    if not shares:
-        return np.empty((0, 4), dtype=np.int32)
-    return np.array([(share.expert, share.worker, share.slot, share.count) for share in shares], dtype=np.int32)
 
 
 def partition(

@@ -163,19 +163,18 @@ class Reader:
             # One refusal decides, and it is mine.
             return False
         verdicts = await self._all_verdicts(entry.sequence)
-        return all(verdict is Verdict.ACCEPTED for verdict in verdicts)
+        return verdicts.count(Verdict.ACCEPTED) == len(verdicts)
 
     async def _all_verdicts(self, sequence: int) -> tuple[Verdict, ...]:
         ring = self._ring
-        if ring.judged(sequence):
-            return ring.verdicts(sequence)
         begin_ns = self._clock.now_ns()
         until_ns = begin_ns + self._verdict_timeout_us * 1e3 * PATIENT_SHARE
         rang, warned = True, False
         while True:
             self._verdict_bell.clear()
-            if ring.judged(sequence):
-                return ring.verdicts(sequence)
+            verdicts = ring.all_verdicts(sequence)
+            if verdicts is not None:
+                return verdicts
             if not rang:
                 late = ", ".join(
                     member_name(FFN, w) for w, v in enumerate(ring.verdicts(sequence)) if v is Verdict.NONE

@@ -8,12 +8,12 @@ Two coroutines, so that the host never waits for compute before preparing the ne
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from afore.core.clock import Clock
+from afore.core.handover import Handover
 from afore.core.plan import EntryKind, PlanEntry
 from afore.core.signal import Signal
 from afore.core.topology import ATTENTION, FFN, member_name
@@ -100,7 +100,11 @@ class Sequencer:
         self._make_compute = make_compute
         self._rank = rank
         self._device = device
+        self._stream = device.model_stream
         self._collectives = collective_streams(device)
+        gathering, reducing = self._collectives
+        self._streams = tuple(dict.fromkeys((gathering, self._stream, reducing)))
+        """Each of them once, in a target's order."""
         self._store = store
         self._group = group
         self._migrator = migrator
@@ -110,8 +114,8 @@ class Sequencer:
         self._times = times
         self._tile_tokens = tile_tokens
         self._reports = reports
-        self._turns: asyncio.Queue[Turn] = asyncio.Queue()
-        self._flights: asyncio.Queue[Flight] = asyncio.Queue()
+        self._turns: Handover[Turn] = Handover()
+        self._flights: Handover[Flight] = Handover()
         self._aborted: set[int] = set()
         self._passed = -1
         self._wake = wake
@@ -121,7 +125,7 @@ class Sequencer:
     # Called by the reader
 
     def put(self, turn: Turn) -> None:
-        self._turns.put_nowait(turn)
+        self._turns.put(turn)
 
     async def abort(self, sequence: int) -> None:
         # One that has had its turn is computed and replied: its microbatch is announced anew under another step all the same.
@@ -135,7 +139,7 @@ class Sequencer:
     async def run(self) -> None:
         """One target after another, by sequence. Never returns."""
         while True:
-            turn = await self._turns.get()
+            turn = await self._turns.take()
             entry = turn.entry
             is_target = entry.kind is EntryKind.PLAN
             arrived = is_target and await self._inputs(turn)
@@ -156,7 +160,7 @@ class Sequencer:
     async def complete(self) -> None:
         """Replies and feedback, in the order of the stream. Never returns."""
         while True:
-            flight = await self._flights.get()
+            flight = await self._flights.take()
             await flight.done.wait(timeout_us=self._times.compute_us)
             flight.compute.settle()
             begin_ns = self._clock.now_ns()
@@ -205,13 +209,12 @@ class Sequencer:
         layer = entry.target.layer
         return [
             await self._migrator.submitted(layer, share.slot, share.generation, timeout_us=self._times.submission_us)
-            for share in entry.shares
-            if share.worker == self._rank
+            for share in entry.shares_of(self._rank)
         ]
 
     def _enqueue(self, turn: Turn, staging: Staging, copies: list[Readiness]) -> None:
         """gather → wait for the slots → partition → experts → reduce, each behind the one before; nothing is awaited."""
-        entry, stream = turn.entry, self._device.model_stream
+        entry, stream = turn.entry, self._stream
         gathering, reducing = self._collectives
         compute = self._make_compute(entry, staging, self._device.kernels, self._store)
         target, tokens = entry.target, sum(entry.tokens_A)
@@ -232,10 +235,10 @@ class Sequencer:
             reducing.wait(computed)
         self._group.reduce(reducing, entry, staging)
         done = self._last_done = reducing.record()
-        for each in dict.fromkeys((gathering, stream, reducing)):
+        for each in self._streams:
             each.flush()
         self._migrator.enqueued(entry.sequence, computed)
-        self._flights.put_nowait(
+        self._flights.put(
             Flight(
                 entry=entry,
                 refused=turn.refused,

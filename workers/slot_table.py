@@ -69,6 +69,57 @@ class SlotReport:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class BindingRules:
+    """What the bindings of every entry of a run keep to: ``PlanRules``."""
+
+    num_layers: int
+    num_workers: int
+    primary_E: tuple[int, ...]
+    """Rank of each expert's primary."""
+
+    def kept_by(self, entry: PlanEntry) -> bool:
+        """Ranges and order of all shares and copies, and that no slot and no worker is named twice for one."""
+        filled: set[tuple[int, int, int]] = set()
+        for copy in entry.copies:
+            place = (copy.layer, copy.worker, copy.slot)
+            if place in filled or not self._may_copy(copy):
+                return False
+            filled.add(place)
+        if entry.shares and not 0 <= entry.target.layer < self.num_layers:
+            return False
+        last_expert = last_worker = EMPTY
+        taken: set[tuple[int, int]] = set()
+        primary_E, num_workers = self.primary_E, self.num_workers
+        num_experts = len(primary_E)
+        # One test of each share, without a call.
+        for share in entry.shares:
+            expert, worker, slot = share.expert, share.worker, share.slot
+            if not (
+                0 <= expert < num_experts
+                and 0 <= worker < num_workers
+                and share.count > 0
+                and slot >= 0
+                and primary_E[expert] != worker
+                # The partition relies on this order, and on one replica of an expert per worker.
+                and (expert > last_expert or (expert == last_expert and worker > last_worker))
+                and (worker, slot) not in taken
+            ):
+                return False
+            last_expert, last_worker = expert, worker
+            taken.add((worker, slot))
+        return True
+
+    def _may_copy(self, copy: Copy) -> bool:
+        # A copy of one's own primary would waste a slot, and its source and destination would share a device.
+        return (
+            0 <= copy.layer < self.num_layers
+            and 0 <= copy.expert < len(self.primary_E)
+            and 0 <= copy.worker < self.num_workers
+            and self.primary_E[copy.expert] != copy.worker
+        )
+
+
 class SlotTable:
     """Bindings of the redundant slots of worker ``rank``: every layer, ``num_slots`` each.
 
@@ -81,9 +132,7 @@ class SlotTable:
     ) -> None:
         self.rank = rank
         self.num_slots = num_slots
-        self._num_layers = num_layers
-        self._num_workers = num_workers
-        self._primary_E: list[int] = [int(rank_) for rank_ in primaries_E]
+        self._rules = BindingRules(num_layers, num_workers, tuple(primaries_E.tolist()))
         self._slots = [[_Slot(layer, slot) for slot in range(num_slots)] for layer in range(num_layers)]
         self._used_by: dict[int, tuple[_Slot, ...]] = {}
         self._waiting: dict[tuple[int, int], _Slot] = {}
@@ -96,42 +145,19 @@ class SlotTable:
 
         Every worker checks the ranges of all shares and copies (they are the same bytes for everyone) and the bindings of its own.
         """
-        copied: dict[tuple[int, int, int], int] = {}
-        for copy in entry.copies:
-            filled = (copy.layer, copy.worker, copy.slot)
-            if filled in copied or not self._may_copy(copy):
-                return Verdict.BINDING_DISAGREES
-            copied[filled] = copy.expert
-        layer = entry.target.layer
-        if entry.shares and not 0 <= layer < self._num_layers:
+        if not entry.keeps(self._rules):
             return Verdict.BINDING_DISAGREES
-        last_expert = last_worker = EMPTY
-        places: set[tuple[int, int]] = set()
-        primary_E, num_workers, me = self._primary_E, self._num_workers, self.rank
-        num_experts = len(primary_E)
-        # Every worker looks at every share of every target: one test, without a call.
-        for share in entry.shares:
-            expert, worker, slot = share.expert, share.worker, share.slot
-            place = (worker, slot)
-            if not (
-                0 <= expert < num_experts
-                and 0 <= worker < num_workers
-                and share.count > 0
-                and slot >= 0
-                and primary_E[expert] != worker
-                # The partition relies on this order, and on one replica of an expert per worker.
-                and (expert > last_expert or (expert == last_expert and worker > last_worker))
-                and place not in places
-            ):
+        copied: dict[tuple[int, int], int] = {}
+        for copy in entry.copies_of(self.rank):
+            if not 0 <= copy.slot < self.num_slots:
                 return Verdict.BINDING_DISAGREES
-            last_expert, last_worker = expert, worker
-            places.add(place)
-            if worker != me:
-                continue
-            if slot >= self.num_slots:
+            copied[copy.layer, copy.slot] = copy.expert
+        layer = entry.target.layer
+        for share in entry.shares_of(self.rank):
+            if share.slot >= self.num_slots:
                 return Verdict.BINDING_DISAGREES
             bound = self._slots[layer][share.slot]
-            copied_expert = copied.get((layer, share.worker, share.slot))
+            copied_expert = copied.get((layer, share.slot))
             expected = (bound.expert, bound.generation) if copied_expert is None else (copied_expert, entry.sequence)
             if (share.expert, share.generation) != expected:
                 return Verdict.BINDING_DISAGREES
@@ -141,22 +167,20 @@ class SlotTable:
         """Takes an entry that all N workers accepted: its shares use slots from now on, its copies are held and bind them."""
         used = []
         layer = entry.target.layer
-        for share in entry.shares:
-            if share.worker == self.rank:
-                slot = self._slots[layer][share.slot]
-                slot.uses.add(entry.sequence)
-                used.append(slot)
+        for share in entry.shares_of(self.rank):
+            slot = self._slots[layer][share.slot]
+            slot.uses.add(entry.sequence)
+            used.append(slot)
         if used:
             self._used_by[entry.sequence] = tuple(used)
         ahead = entry.kind is EntryKind.COPIES
-        for copy in entry.copies:
-            if copy.worker == self.rank:
-                slot = self._slots[copy.layer][copy.slot]
-                slot.expert, slot.generation, slot.state = copy.expert, entry.sequence, SlotState.HELD
-                released = entry.start is CopyStart.NOW
-                held = HeldCopy(copy.layer, copy.slot, copy.expert, entry.sequence, entry.target, released, ahead)
-                slot.held.append(held)
-                self._waiting.setdefault((copy.layer, copy.slot), slot)
+        for copy in entry.copies_of(self.rank):
+            slot = self._slots[copy.layer][copy.slot]
+            slot.expert, slot.generation, slot.state = copy.expert, entry.sequence, SlotState.HELD
+            released = entry.start is CopyStart.NOW
+            held = HeldCopy(copy.layer, copy.slot, copy.expert, entry.sequence, entry.target, released, ahead)
+            slot.held.append(held)
+            self._waiting.setdefault((copy.layer, copy.slot), slot)
 
     def needs_agreement(self, entry: PlanEntry) -> bool:
         """Whether the workers' verdicts can change what anyone does with this entry."""
@@ -229,14 +253,3 @@ class SlotTable:
             for slot in slots
             if slot.state is SlotState.READY
         )
-
-    def _may_copy(self, copy: Copy) -> bool:
-        in_range = (
-            0 <= copy.layer < self._num_layers
-            and 0 <= copy.expert < len(self._primary_E)
-            and 0 <= copy.worker < self._num_workers
-        )
-        # A copy of one's own primary would waste a slot, and its source and destination would share a device.
-        if not in_range or self._primary_E[copy.expert] == copy.worker:
-            return False
-        return copy.worker != self.rank or 0 <= copy.slot < self.num_slots

@@ -60,11 +60,11 @@ class _Flight:
     def rang(self, worker: int) -> None:
         """A reply's bell; one of another target finds nothing in the slot."""
         if self._replies is not None and self._replies.look(worker):
-            self._settle()
+            self._wake.set()
 
     def cancel(self) -> None:
         self.cancelled = True
-        self._settle()
+        self._wake.set()
 
     async def settled(self, timeout_us: float) -> bool:
         """Returns once all replies are there or the step is cancelled; False if that takes longer than ``timeout_us``."""
@@ -80,9 +80,6 @@ class _Flight:
         """Raises ``GivenUp`` once cancelled: stands before every phase, so that a cancelled step writes nothing more."""
         if self.cancelled:
             raise GivenUp
-
-    def _settle(self) -> None:
-        self._wake.set()
 
 
 class Steps:

@@ -56,6 +56,36 @@ PINNED = (
 """Private names of ``asyncio.BaseEventLoop`` that this loop overrides or reads, beside ``Handle._run`` and ``_cancelled``."""
 
 
+class _Handle(asyncio.Handle):
+    """What asyncio's constructor sets, without asking for its debug mode: there are fifty of these for every target."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], loop: VirtualLoop, context: Context
+    ) -> None:
+        self._context = context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+
+class _Alarm:
+    """A timer without a handle, for those who never look back: what ``_run_once`` looks at, and no more."""
+
+    __slots__ = ("_args", "_callback", "_cancelled", "_context", "resting")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = context
+        self._cancelled = False
+        self.resting = True
+
+
 class _Timer(asyncio.TimerHandle):
     """A timer that knows whether it still rests in the heap."""
 
@@ -70,7 +100,7 @@ class _Timer(asyncio.TimerHandle):
         loop: VirtualLoop,
         context: Context,
     ) -> None:
-        # What asyncio's two constructors set, without its debug mode: there are a hundred timers for every target.
+        # What asyncio's two constructors set, likewise.
         self._context = context
         self._loop = loop
         self._callback = callback
@@ -130,7 +160,9 @@ class VirtualLoop(FencedLoop):
         self._now_ns = 0
         self._sequence = 0
         self._births = 0
-        self._timers: list[tuple[int, int, _Timer]] = []
+        self._timers: list[tuple[int, int, _Timer | _Alarm]] = []
+        self._no_context = Context()
+        """Of alarms, whose callbacks read none."""
         self._cancelled_resting = 0
         self._random = None if seed is None else random.Random(seed)
         self._limit_ns = limit_ns
@@ -164,7 +196,7 @@ class VirtualLoop(FencedLoop):
         # The hot path of every wake-up: the same as asyncio's in one call instead of three.
         if self._thread_id is not None and threading.get_ident() != self._thread_id:
             self._refuse_thread("call_soon")
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Handle(callback, args, self, copy_context() if context is None else context)
         self._ready.append(handle)
         return handle
 
@@ -187,17 +219,35 @@ class VirtualLoop(FencedLoop):
         """``call_at`` in the loop's own unit."""
         return self._call_at_ns(when_ns, callback, args, context, "call_at_ns")
 
+    def alarm_ns(self, when_ns: int, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+        """``call_at_ns`` for what is not cancelled and reads no context: half the price. ``when_ns`` in the past is now."""
+        self._set_alarm(when_ns, callback, args)
+
+    def _set_alarm(self, when_ns: int, callback: Callable[..., object], args: tuple[Any, ...]) -> _Alarm | _Timer:
+        if self._closed or self._debug:
+            return self._call_at_ns(when_ns, callback, args, None, "alarm_ns")
+        alarm = _Alarm(callback, args, self._no_context)
+        if when_ns <= self._now_ns:
+            alarm.resting = False
+            self._ready.append(alarm)  # type: ignore[arg-type]  # it has all that is looked at
+        else:
+            self._sequence += 1
+            heapq.heappush(self._timers, (when_ns, self._sequence, alarm))
+        return alarm
+
     async def sleep_ns(self, duration_ns: int) -> None:
         """``asyncio.sleep`` in the loop's own unit: one future and one timer."""
         if duration_ns <= 0:
             await asyncio.sleep(0)
             return
         future: asyncio.Future[None] = self.create_future()
-        timer = self._call_at_ns(self._now_ns + duration_ns, _wake, (future,), None, "sleep_ns")
+        alarm = self._set_alarm(self._now_ns + duration_ns, _wake, (future,))
         try:
             await future
         except asyncio.CancelledError:
-            timer.cancel()
+            if not alarm._cancelled:
+                self._forget(alarm)
+                alarm._cancelled = True
             raise
 
     def call_at(
@@ -208,8 +258,9 @@ class VirtualLoop(FencedLoop):
 
     def _call_at_ns(
         self, when_ns: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None, call: str
-    ) -> asyncio.TimerHandle:
-        self._check_closed()
+    ) -> _Timer:
+        if self._closed:
+            self._check_closed()
         if self._thread_id is not None and threading.get_ident() != self._thread_id:
             self._refuse_thread(call)
         if self._debug:
@@ -347,11 +398,14 @@ class VirtualLoop(FencedLoop):
             if timer._cancelled:
                 self._cancelled_resting -= 1
             else:
-                self._ready.append(timer)
+                self._ready.append(timer)  # type: ignore[arg-type]  # an alarm has all that is looked at
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Called by ``TimerHandle.cancel``. Deadlines are mostly cancelled: without this the heap would keep them all."""
         assert isinstance(handle, _Timer)
+        self._forget(handle)
+
+    def _forget(self, handle: _Timer | _Alarm) -> None:
         if not handle.resting:
             return
         self._cancelled_resting += 1

@@ -34,6 +34,7 @@ from afore.serving.event_log import EventLog
 from afore.serving.inproc import running_members
 from afore.testing import run_virtual
 from afore.transport.api import Fabric
+from afore.transport.entry_once import Decoders
 from afore.transport.loopback import LoopbackFaults, LoopbackNetwork
 from afore.transport.session import RoleContext
 from afore.workers.compute import Compute
@@ -111,6 +112,7 @@ class EmulatedWorld(EmulatedModels):
         self._ffn: dict[int, EmulatedFfn] = {}
         self._gathered_once = GatheredOnce()
         self._cores = None if emulation.cores is None else Cores(emulation.cores)
+        self._decoders = Decoders()
         self._emulation = emulation
         self._fleet = fleet
         self._log = log
@@ -135,6 +137,7 @@ class EmulatedWorld(EmulatedModels):
             collectives=self._emulation.collectives,
             counted_experts=0 if self._emulation.demand is None else self._emulation.spec.num_experts,
             once=self._gathered_once,
+            decoders=self._decoders,
             own_collectives=ctx.config.device.collectives == "own-stream",
             cores=self._cores,
         )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from afore.core.demand import count_demand, demand_crc
 from afore.core.errors import PlanError, WireError
-from afore.core.plan import Share
+from afore.core.plan import Share, shares_array
 from afore.core.slots import StoreLayout, contiguous_primaries
 from afore.workers.device.base import Pairs
 from afore.workers.partition import (
@@ -25,7 +25,6 @@ from afore.workers.partition import (
     partition,
     partition_reference,
     rows_measured,
-    shares_array,
 )
 from tests.workers.shares import Case, cases
 

@@ -90,6 +90,10 @@ class DeviceEvent(ABC):
                 timer.cancel()
                 if self._waiters and future in self._waiters:
                     self._waiters.remove(future)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Raises what a waiter gets where the event is over, but not well."""
         if not self.done:
             raise DeviceClosed(self.owner.name, f"stream {self.stream_name}", "closed before it reached this point")
         if self.failure is not None:

@@ -110,11 +110,12 @@ class EmulatedFleet:
         self._source_free_ns[source] = self._destination_free_ns[destination] = end_ns
         return start_ns, end_ns
 
-    def call_at(self, when_ns: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
+    def call_at(self, when_ns: int, callback: Callable[[], None]) -> None:
         """A timer of the loop, in the clock's nanoseconds; in virtual time it is exact."""
         if isinstance(self.loop, VirtualLoop):
-            return self.loop.call_at_ns(when_ns, callback)
-        return self.loop.call_later((when_ns - self.clock.now_ns()) / 1e9, callback)
+            self.loop.alarm_ns(when_ns, callback)
+        else:
+            self.loop.call_later((when_ns - self.clock.now_ns()) / 1e9, callback)
 
     def _decide_at(self, when_ns: int) -> None:
         if when_ns not in self._deciding_ns:

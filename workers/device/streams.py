@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from afore.core.errors import DeviceClosed
 from afore.workers.device.base import CopyJob, Event, Work
@@ -43,7 +43,8 @@ class CollectingStream(ABC, Generic[E]):
     def __init__(self, owner: Owner, name: str) -> None:
         self._owner = owner
         self._name = name
-        self._collected: list[Run | CopyBatch | Wait[E] | E] = []
+        self._collected: list[Any] = []
+        """``Run``, ``CopyBatch``, ``Wait``, events, and what streams of one kind alone know."""
 
     @property
     def name(self) -> str:
@@ -72,7 +73,7 @@ class CollectingStream(ABC, Generic[E]):
     @abstractmethod
     def _new_event(self) -> E: ...
 
-    def _add(self, item: Run | CopyBatch | Wait[E] | E) -> None:
+    def _add(self, item: object) -> None:
         if self._owner.closed:
             raise DeviceClosed(self._owner.name, f"stream {self._name}", "nothing can be enqueued after close()")
         self._collected.append(item)

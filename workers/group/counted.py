@@ -17,7 +17,7 @@ from afore.workers.device.meetings import Meetings
 from afore.workers.flight import NO_SHARES, TargetCompute
 from afore.workers.group.emulated import EmulatedGroup
 from afore.workers.group.shared import AttentionPeer
-from afore.workers.partition import count_ids, shares_array
+from afore.workers.partition import count_ids
 from afore.workers.staging import Staging
 
 
@@ -50,7 +50,9 @@ class GatheredOnce:
 
 
 class CountedGroup(EmulatedGroup):
-    """One worker's side; ``once`` is that of the fleet."""
+    """One worker's side; ``once`` is that of the fleet. Partial rows say nothing: replies have none."""
+
+    _replies_rows = False
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class CountedGroup(EmulatedGroup):
         return Gathered(demand_E, demand_crc(demand_E), sum(ids_TK.size for ids_TK in ids_A))
 
     def _split(self, entry: PlanEntry, staging: Staging) -> None:
-        """Partial rows say nothing: replies keep the zeros that they were made with."""
+        """There are no partial rows."""
 
 
 class CountedCompute(TargetCompute):
@@ -109,7 +111,7 @@ class CountedCompute(TargetCompute):
         gathered = staging.gathered
         assert gathered is not None, "the stream gathers before it partitions"
         self.mismatched = gathered.crc != self._entry.demand_crc
-        shares_X4 = NO_SHARES if self.mismatched else shares_array(self._entry.shares)
+        shares_X4 = NO_SHARES if self.mismatched else self._entry.shares_X4()
         kernels.partition_gathered(
             gathered, shares_X4, layout.row_E, layout.rank, layout.num_rows, self.num_primaries, staging.pairs
         )

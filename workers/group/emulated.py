@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from afore.core.plan import PlanEntry
 from afore.transport.exchange import ExchangeLayout
 from afore.workers.device.base import Stream, Work
-from afore.workers.device.emulated import EmulatedStream
+from afore.workers.device.emulated_stream import EmulatedStream
 from afore.workers.device.meetings import Meetings
 from afore.workers.group.shared import AttentionPeer, SharedGroup
 from afore.workers.staging import Staging

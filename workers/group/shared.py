@@ -16,7 +16,7 @@ from afore.core.target import Target
 from afore.transport import bells
 from afore.transport.api import Link, RegionKey
 from afore.transport.exchange import ExchangeLayout, Inputs, ReplyBuffer
-from afore.transport.ringing import put
+from afore.transport.ringing import write_now_of
 from afore.workers.device.base import Stream, Work
 from afore.workers.staging import Staging
 
@@ -59,6 +59,9 @@ class AttentionPeer:
 class SharedGroup:
     """One worker's side. ``peers_A``: every attention worker, by rank."""
 
+    _replies_rows = True
+    """Whether replies carry rows."""
+
     def __init__(
         self, *, rank: int, epoch: int, layout: ExchangeLayout, peers_A: Sequence[AttentionPeer], timeout_us: float
     ) -> None:
@@ -67,6 +70,7 @@ class SharedGroup:
         self._peers_A = tuple(peers_A)
         self._timeout_us = timeout_us
         self._readers_A = [peer.inputs for peer in peers_A]
+        self._write_now_A = [write_now_of(peer.link) for peer in peers_A]
         self._reply_offsets_M = [layout.reply_offset(m, rank) for m in range(layout.num_microbatches)]
         self._replies_MA = [[ReplyBuffer(layout, rank, epoch) for _ in peers_A] for _ in range(layout.num_microbatches)]
 
@@ -106,8 +110,9 @@ class SharedGroup:
         for a, tokens in enumerate(entry.tokens_A):
             if tokens:
                 peer = self._peers_A[a]
-                packed = self._replies_MA[microbatch][a].pack(entry.target, tokens)
-                await put(peer.link, peer.key, offset, packed, bell, timeout_us=self._timeout_us)
+                packed = self._replies_MA[microbatch][a].pack(entry.target, tokens, here=self._replies_rows)
+                if not self._write_now_A[a](peer.key, offset, packed, bell):
+                    await peer.link.write(peer.key, offset, packed, notify=bell, timeout_us=self._timeout_us)
 
     def close(self) -> None:
         """See ``Group.close``."""
