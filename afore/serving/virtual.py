@@ -108,7 +108,8 @@ class EmulatedWorld(EmulatedModels):
         self.prefill_is_free = emulation.free_prefill
         self._ffn: dict[int, EmulatedFfn] = {}
         self._gathered_once = GatheredOnce()
-        self._decoders = Decoders()
+        self.decoders = Decoders()
+        """Of all FFN workers."""
         self._emulation = emulation
         self._fleet = fleet
         self._log = log
@@ -133,7 +134,7 @@ class EmulatedWorld(EmulatedModels):
             collectives=self._emulation.collectives,
             counted_experts=0 if self._emulation.demand is None else self._emulation.spec.num_experts,
             once=self._gathered_once,
-            decoders=self._decoders,
+            decoders=self.decoders,
             own_collectives=ctx.config.device.collectives == "own-stream",
         )
         return parts
