@@ -90,8 +90,9 @@ class HotPath:
         The ring must have room, and refusals must have been heard. Returns the status (``hot_core``).
         """
         buffer, scratch, window, bound = self._states_L[target.layer]
-        costs = self._costs = self._policy.costs(target.layer)
-        out = self._out
+        if may_plan:
+            self._costs = self._policy.costs(target.layer)
+        costs, out = self._costs, self._out
         status = int(
             hot_core(
                 buffer,

@@ -169,12 +169,19 @@ class VirtualLoop(FencedLoop):
         self._limit_step_ns = limit_ns or 0
         self._stall_callbacks = stall_callbacks
         self._callbacks_now = 0
+        """Callbacks of this instant."""
+        self._callbacks_before = 0
         self._owner = threading.get_ident()
 
     @property
     def in_order(self) -> bool:
         """Whether what is due at one instant runs in the order in which it was scheduled, not in a seed's."""
         return self._random is None
+
+    @property
+    def callbacks(self) -> int:
+        """Callbacks that have run: what a run costs, as far as the loop knows."""
+        return self._callbacks_before + self._callbacks_now
 
     # Time
 
@@ -331,6 +338,7 @@ class VirtualLoop(FencedLoop):
                     self._run_handle(self._pick(self._random))
         self._callbacks_now += count
         if self._callbacks_now > self._stall_callbacks:
+            self._callbacks_before += self._callbacks_now
             self._callbacks_now = 0
             raise LivelockError(
                 self._now_ns,
@@ -391,6 +399,7 @@ class VirtualLoop(FencedLoop):
                 pending_tasks(self),
             )
         self._now_ns = now_ns
+        self._callbacks_before += self._callbacks_now
         self._callbacks_now = 0
         while timers and timers[0][0] == now_ns:
             timer = heapq.heappop(timers)[2]

@@ -124,7 +124,9 @@ class CountedAttention:
 
     def attend(self, state: CountedState, moe_ordinal: int) -> Routed:
         hidden_TD, weights_TK, _ = self._of(state.tokens)
-        return Routed(hidden_TD, ids_of_counts(state.counts_LE[moe_ordinal], state.tokens), weights_TK)
+        counts_E = state.counts_LE[moe_ordinal]
+        ids_TK = ids_of_counts(counts_E, state.tokens)
+        return Routed(hidden_TD, ids_TK, weights_TK, demand_E=counts_E.astype(np.int32))
 
     def next_choices(self, state: CountedState, moe_ordinal: int) -> I32:
         """As ``AttentionModel``, right for the stated part of the assignments."""

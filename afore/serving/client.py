@@ -37,6 +37,8 @@ class Client:
         self._clock = clock
         self._timeout_us = timeout_us
         self._requests: dict[str, Take] = {}
+        self._leaving: set[str] = set()
+        """Those of them that leave with their last event."""
         self._plans: list[asyncio.Queue[control.PlanSeen]] = []
         self._spans: list[asyncio.Queue[control.SpansSeen]] = []
         self._stats: dict[int, asyncio.Future[str]] = {}
@@ -133,14 +135,8 @@ class Client:
         self.raise_if_lost()
         name = f"r{self._next_request}"
         self._next_request += 1
-
-        def hear(came: tuple[int, Event]) -> None:
-            event = came[1]
-            if not isinstance(event, control.TokenOut):
-                del self._requests[name]
-            take(came)
-
-        self._requests[name] = hear
+        self._requests[name] = take
+        self._leaving.add(name)
         await self._send(control.Submit(name, "", prompt, max_new_tokens, ignore_eos, control.Sampling()))
 
     async def stats(self) -> dict[str, Any]:
@@ -213,6 +209,8 @@ class Client:
                 self.status = dataclasses.replace(self.status, serving=False, lost=DOOR_GONE)
             at_ns = self._clock.now_ns()
             for name, take in tuple(self._requests.items()):
+                if name in self._leaving:
+                    del self._requests[name]
                 take((at_ns, control.Failed(name, "RoleLost", DOOR_GONE, "start again")))
             for future in self._stats.values():
                 if not future.done():
@@ -230,6 +228,9 @@ class Client:
         elif isinstance(message, control.TokenOut | control.Finished | control.Failed):
             take = self._requests.get(message.request)
             if take is not None:
+                if message.request in self._leaving and not isinstance(message, control.TokenOut):
+                    self._leaving.discard(message.request)
+                    del self._requests[message.request]
                 take((self._clock.now_ns(), message))
         elif isinstance(message, control.Status):
             self.status = message

@@ -112,7 +112,8 @@ class EmulatedWorld(EmulatedModels):
         self._ffn: dict[int, EmulatedFfn] = {}
         self._gathered_once = GatheredOnce()
         self._cores = None if emulation.cores is None else Cores(emulation.cores)
-        self._decoders = Decoders()
+        self.decoders = Decoders()
+        """Of all FFN workers."""
         self._emulation = emulation
         self._fleet = fleet
         self._log = log
@@ -137,7 +138,7 @@ class EmulatedWorld(EmulatedModels):
             collectives=self._emulation.collectives,
             counted_experts=0 if self._emulation.demand is None else self._emulation.spec.num_experts,
             once=self._gathered_once,
-            decoders=self._decoders,
+            decoders=self.decoders,
             own_collectives=ctx.config.device.collectives == "own-stream",
             cores=self._cores,
         )

@@ -164,6 +164,34 @@ def test_cancelled_timers_do_not_pile_up() -> None:
         loop.close()
 
 
+def test_alarms_come_in_the_same_order_as_timers_and_a_cancelled_sleep_leaves_none() -> None:
+    loop = VirtualLoop()
+
+    async def main() -> list[str]:
+        log: list[str] = []
+        loop.alarm_ns(5, log.append, "first")
+        loop.call_at_ns(5, log.append, "second")
+        loop.alarm_ns(5, log.append, "third")
+        loop.alarm_ns(0, log.append, "now")
+        sleeping = [asyncio.create_task(loop.sleep_ns(10**9)) for _ in range(3)]
+        await loop.sleep_ns(6)
+        for task in sleeping:
+            task.cancel()
+        await asyncio.wait(sleeping)
+        assert all(task.cancelled() for task in sleeping)
+        return log
+
+    try:
+        assert loop.run_until_complete(main()) == ["now", "first", "second", "third"]
+        assert loop.time_ns() == 6
+        assert loop.callbacks > 0
+        with pytest.raises(DeadlockError):
+            loop.run_until_complete(loop.create_future())
+        assert loop.time_ns() == 6, "no sleep was left to wait for"
+    finally:
+        loop.close()
+
+
 # One order
 
 

@@ -43,14 +43,7 @@ class DeviceOnCores(EmulatedDevice):
     ) -> None:
         super().__init__(fleet, rank, profile, counted=counted)
         self._cores = cores
-        self._began_ns = 0
-        self._beside_ns: tuple[int, ...] = ()
+        self.ending = self._on_core
 
-    def begin(self, work: Work, start_ns: int, end_ns: int) -> None:
-        self._began_ns = start_ns
-        self._beside_ns = self.profile.beside_ns(work)
-        super().begin(work, start_ns, end_ns)
-
-    def end(self) -> int:
-        end_ns = super().end()
-        return self._cores.run(self._began_ns, end_ns - self._began_ns, self._beside_ns)
+    def _on_core(self, work: Work, start_ns: int, end_ns: int) -> int:
+        return self._cores.run(start_ns, end_ns - start_ns, self.profile.beside_ns(work))

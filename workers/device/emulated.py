@@ -7,6 +7,8 @@ where they should be; what happens when is told by ``executing``. Copies contend
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from afore.workers.device.base import Kernels, Work
 from afore.workers.device.emulated_kernels import CountedKernels, EmulatedKernels
 from afore.workers.device.emulated_stream import EmulatedEvent, EmulatedStream
@@ -46,6 +48,8 @@ class EmulatedDevice:
         """The work whose closure runs just now: set by its stream, as are its stamps."""
         self.start_ns = 0
         self.end_ns = 0
+        self.ending: Callable[[Work, int, int], int] | None = None
+        """From (work, start, end) the end that it comes to where the device's time is not its own; none: that end."""
         self._model = EmulatedStream(self, "model")
         self._migration = EmulatedStream(self, "migration")
         self._collective = (self._model, self._model)

@@ -260,7 +260,7 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
         except Exception as error:
             self._failure = Failure(device.name, work, error)
         device.current = None
-        return device.end_ns
+        return device.end_ns if device.ending is None else device.ending(work, start_ns, device.end_ns)
 
     def _delay_ns(self, most_us: float) -> int:
         return round(self._random.random() * most_us * 1e3) if most_us > 0 else 0
