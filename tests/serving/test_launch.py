@@ -134,6 +134,8 @@ def test_a_signal_at_any_moment_ends_everything(signum: signal.Signals, moment: 
     launcher.signal(signum)
     assert gone(processes, GONE_S) == []
     status, stdout, stderr = launcher.end(1.0)
+    if moment == "at once" and stderr.startswith("Fatal Python error: init_"):
+        return  # the interpreter was not up yet, and says so itself
     assert "Traceback" not in stderr
     assert moment != "ready" or stdout.splitlines()[-1] == "the cluster ended"
     # Before Python has installed the handlers the signal's own default holds.
