@@ -13,7 +13,7 @@ def _cells(setting: Setting) -> list[Cell]:
     rows = setting.few((max(1, setting.template.rows // 4),), (max(1, setting.template.rows // 20),))[0]
     steps = setting.few((OUTPUT_TOKENS,), (QUICK_OUTPUT_TOKENS,))[0]
     return [
-        setting.vary(workload=workload, policy=policy, arrivals=TRACE, rows=rows, steps=steps)
+        setting.sweep(workload=workload, policy=policy, arrivals=TRACE, rows=rows, steps=steps)
         for workload in setting.few(setting.workloads, setting.workloads[-1:])
         for policy in ("static", "afore")
     ]

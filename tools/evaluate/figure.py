@@ -33,14 +33,14 @@ class Setting:
     quick: bool = False
     """Fewer points of what is varied."""
     sweep_layers: int | None = None
-    """MoE layers where many settings are compared; none: the template's."""
+    """MoE layers where settings are many, or runs long; none: the template's."""
 
     def vary(self, **changes: Any) -> Cell:
         """The template with other values."""
         return vary(self.template, **changes)
 
     def sweep(self, **changes: Any) -> Cell:
-        """The same, for one of many settings."""
+        """The same, for one of many settings or a long run."""
         return self.vary(**({} if self.sweep_layers is None else {"layers": self.sweep_layers}), **changes)
 
     def few(self, all_of_them: Sequence[Any], some: Sequence[Any]) -> Sequence[Any]:

@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
         "--sweep-layers",
         type=count,
         metavar="L",
-        help="MoE layers of hiding, grid and sensitivity, which have many settings (those of --layers)",
+        help="MoE layers of hiding, grid, sensitivity and arrivals, which are many or long runs (those of --layers)",
     )
     made.add_argument("--steps", type=count, metavar="S", help=f"steps that are measured ({STEPS})")
     made.add_argument(
