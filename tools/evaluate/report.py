@@ -69,7 +69,7 @@ def _setting(setting: Setting) -> list[str]:
         f"M = {cell.microbatches}, R = {cell.slots}, {layers}. {cell.rows} requests of each attention worker in each microbatch, "
         f"all decoding from the beginning; {cell.steps} steps are measured after {cell.warm}. Seed {cell.seed}."
         + (
-            f" Where settings are many or runs long (hiding, grid, sensitivity, arrivals) the model is cut to {setting.sweep_layers} "
+            f" Where settings are many or runs long (hiding, grid, sensitivity, arrivals), the model has {setting.sweep_layers} "
             "MoE layers, and its head with them."
             if setting.sweep_layers is not None
             else ""
