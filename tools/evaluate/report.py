@@ -70,7 +70,7 @@ def _setting(setting: Setting) -> list[str]:
         f"all decoding from the beginning; {cell.steps} steps are measured after {cell.warm}. Seed {cell.seed}."
         + (
             f" Where settings are many or runs long (hiding, grid, sensitivity, arrivals), the model has {setting.sweep_layers} "
-            "MoE layers, and its head with them."
+            "MoE layers, and a head cut as they are."
             if setting.sweep_layers is not None
             else ""
         )
