@@ -99,14 +99,13 @@ class ClosedRun:
             for times_ns in self._times_ns
             for earlier, after in zip(times_ns[warm:last], times_ns[warm + 1 : last + 1], strict=True)
         )
-        began_ns = min(times_ns[warm] for times_ns in self._times_ns)
-        ended_ns = max(times_ns[last] for times_ns in self._times_ns)
-        tokens = sum(began_ns < at_ns <= ended_ns for times_ns in self._times_ns for at_ns in times_ns)
+        itl_mean_ms = round(sum(itls_ms) / len(itls_ms), 6)
         return {
-            "tokens": tokens,
-            "elapsed_ms": (ended_ns - began_ns) / 1e6,
-            "tokens_per_s": round(tokens / (ended_ns - began_ns) * 1e9, 3),
-            "itl_mean_ms": round(sum(itls_ms) / len(itls_ms), 6),
+            "tokens": len(itls_ms),
+            # Every seat decodes all the time, so that Little's law holds. Counting what comes between the first request's first
+            # measured token and the last one's last would count parts of steps at both ends.
+            "tokens_per_s": round(self._seats / itl_mean_ms * 1e3, 3),
+            "itl_mean_ms": itl_mean_ms,
             "itl_p50_ms": percentile(itls_ms, 50),
             "itl_p95_ms": percentile(itls_ms, 95),
             **between(before, stats),
