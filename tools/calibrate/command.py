@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from afore.core.errors import AforeError, ConfigError
+from afore.core.errors import AforeError, ConfigError, HostError
 from afore.models.bundle import bundled_model_path
 from afore.tools.bench.files import write_whole
 from afore.tools.calibrate.fit import fit_all, profile_from, to_yaml_fields
@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _gpu(options)
         profile = _measured(options) if options.measure else _fitted(options)
         _write(profile, options.out)
+    except HostError:
+        raise
     except AforeError as error:
         print(f"calibrate: {error}", file=sys.stderr)
         return 2
