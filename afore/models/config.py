@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from afore.core.errors import CheckpointError
+from afore.core.topology import MAX_LAYERS
 from afore.models.expert_form import SILU_GATED, ExpertForm
 from afore.models.families import FAMILIES, Family, HeadsAndDim
 
@@ -75,6 +76,13 @@ def read_config(path: str | Path, families: Mapping[str, Family] = FAMILIES) -> 
         raise CheckpointError(str(path), "no such directory", LOCAL_DIRECTORY)
     raw = _read_json(directory / "config.json", LOCAL_DIRECTORY)
     family = _supported_family(directory / "config.json", raw, families)
+    layers = raw.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > MAX_LAYERS:  # transformers makes lists as long
+        raise CheckpointError(
+            str(directory / "config.json"),
+            f"num_hidden_layers is {layers:,}; {MAX_LAYERS:,} is the most",
+            "copy the file again from where the model was published",
+        )
     try:
         config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds here, for values that config.json holds
@@ -97,7 +105,7 @@ def _read_json(file: Path, remedy: str) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(str(file), "file is missing", remedy) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: JSON, UTF-8, or a number of too many digits
         raise CheckpointError(str(file), f"not JSON ({error})", "copy the file again") from error
     except OSError as error:
         raise CheckpointError(str(file), f"cannot be read ({error.strerror})", "check its permissions") from error

@@ -1,7 +1,7 @@
 """The whole runtime in virtual time: the same roles through the same ``run_role``, over emulated models and devices.
 
     config = RunConfig(topology=Topology(ffn=8, microbatches=3))
-    run = run_emulated(config, [Ask((1, 2, 3), max_new_tokens=16), Ask((4, 5), max_new_tokens=8)])
+    run = run_emulated(config, [Ask(prompt=(1, 2, 3), max_new_tokens=16), Ask(prompt=(4, 5), max_new_tokens=8)])
     assert run.tokens[0] == emulated_tokens(Emulation().spec, (1, 2, 3), 16, seed=config.seed)
 
 Nothing waits, nothing is approximate: time is an integer of nanoseconds, and two runs of the same configuration leave the same

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from afore.core.errors import AforeError, ConfigError
+from afore.core.errors import AforeError, ConfigError, HostError
 from afore.models.bundle import bundled_model_path
 from afore.tools.bench.files import write_whole
 from afore.tools.calibrate.fit import fit_all, profile_from
@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             profile = _measured(options) if options.measure else _fitted(options)
         _write(profile, options.out)
+    except HostError:
+        raise
     except AforeError as error:
         print(f"calibrate: {error}", file=sys.stderr)
         return 2

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from afore.core.errors import AforeError, HostError
+from afore.core.errors import AforeError, ConfigError, HostError
 from afore.scheduler.policies.registry import policy_kernels
 from afore.tools.bench.files import write_whole
 from afore.tools.evaluate.cell import Cell, demand_key
@@ -53,6 +54,7 @@ def _evaluate(options: argparse.Namespace, given: Sequence[str]) -> int:
     template = template_of(options)
     out = Path(options.out)
     _make(out)
+    check_file("--page", options.page)
     profile = open_profile(options.profile, out, lambda text: print(text, file=sys.stderr, flush=True))
     setting = Setting(
         template=template,
@@ -99,6 +101,19 @@ def check(cell: Cell, profile: HardwareProfile) -> None:
     """Raises ``ConfigError`` for a cell that cannot run, before any does."""
     demand_key(cell, profile)
     config_of(cell, with_overrides(profile, cell.overrides))
+
+
+def check_file(option: str, name: str | None) -> None:
+    """Raises ``ConfigError`` for a file that could not be written in the end, before hours of work. None names none."""
+    if name is None:
+        return
+    path = Path(name)
+    if path.is_dir() or not path.name:
+        raise ConfigError(option, f"{name} is a directory", "name a file")
+    if not path.parent.is_dir():
+        raise ConfigError(option, f"there is no directory {path.parent}", "make it, or name a file elsewhere")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(option, f"{name} cannot be written", "name a file elsewhere")
 
 
 def compile_policies(cells: Sequence[Cell]) -> None:

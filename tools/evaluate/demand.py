@@ -112,11 +112,19 @@ def demand_of(key: DemandKey, directory: Path | None = None) -> StoredDemand:
 def routing_digest(routing: str) -> str:
     """Of the files' contents; empty for generated routing. Raises ``ConfigError``."""
     digest = hashlib.blake2b(digest_size=16)
-    for name in filter(None, routing.split(",")):
+    names = [name for name in routing.split(",") if name]
+    if routing and not names:
+        raise ConfigError("--routing", f"{routing!r} names no file", "name files, with commas between them")
+    for name in names:
+        path = Path(name)
         try:
-            digest.update(Path(name).read_bytes())
-        except OSError as error:
-            raise ConfigError("--routing", f"{name} cannot be read: {error.strerror}", "name a file") from error
+            if path.exists() and not path.is_file():
+                raise ConfigError("--routing", f"{name} is no file: a pipe or a device may never end", "name a file")
+            with path.open("rb") as file:
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
+        except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+            raise ConfigError("--routing", f"{name!r} cannot be read: {error}", "name a file") from error
     return digest.hexdigest() if routing else ""
 
 

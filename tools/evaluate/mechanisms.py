@@ -14,11 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from afore.core.errors import AforeError, ConfigError
-from afore.scheduler.policies.registry import policy_kernels
+from afore.core.errors import AforeError, ConfigError, HostError
 from afore.tools.bench.files import write_whole
 from afore.tools.ending import end_with
 from afore.tools.evaluate.cell import Cell
+from afore.tools.evaluate.command import check, compile_policies
+from afore.tools.evaluate.options import count, count_or_none
+from afore.tools.evaluate.profiles import open_profile
 from afore.tools.evaluate.store import results_of, to_bytes
 from afore.tools.evaluate.workloads import WORKLOADS
 
@@ -91,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         return _run(options)
+    except HostError:
+        raise
     except AforeError as error:
         print(f"mechanisms: {error}", file=sys.stderr)
         return 2
@@ -100,7 +104,11 @@ def _run(options: argparse.Namespace) -> int:
     names = _known(options.only, VARIANTS, "--only")
     workloads = _known(options.workloads, WORKLOADS, "--workloads")
     out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostError(str(out), f"cannot be made: {error.strerror}", "give another --out") from error
+    profile = open_profile(options.profile, out, lambda text: print(text, file=sys.stderr, flush=True))
     template = Cell(
         policy="static",
         profile=options.profile,
@@ -110,16 +118,17 @@ def _run(options: argparse.Namespace) -> int:
         warm=options.warm,
         steps=options.steps,
     )
-    for policy in dict.fromkeys(VARIANTS[name]["policy"] for name in names):
-        for compile_kernel in policy_kernels(policy):
-            compile_kernel()
+    # Every cell that will be run, before any is.
+    for cell in cells(template, names).values():
+        check(cell, profile)
+    compile_policies(list(cells(template, names).values()))
 
     def progress(cell: Cell, done: int, total: int) -> None:
         print(f"{done}/{total}  {cell.policy}, {cell.workload}", file=sys.stderr, flush=True)
 
     for workload in workloads:
         wanted = cells(replace(template, workload=workload), names)
-        results = results_of(list(wanted.values()), out, progress)
+        results = results_of(list(wanted.values()), out, progress, profile=profile)
         print(f"\n{workload}, M = {options.microbatches}, R = {options.slots}, {options.layers} layers:\n", flush=True)
         print("\n".join(table({name: results[cell] for name, cell in wanted.items()})), flush=True)
     write_whole(str(out / "mechanisms.json"), to_bytes({name: dict(VARIANTS[name]) for name in names}))
@@ -148,14 +157,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--profile", default="a100-glm45air", help="hardware, as python -m afore.tools.evaluate")
     parser.add_argument("--out", default="mechanisms", metavar="DIR", help="where results are kept")
     parser.add_argument(
-        "--layers", type=int, default=6, metavar="L", help="MoE layers of the model that is cut to them"
+        "--layers", type=count, default=6, metavar="L", help="MoE layers of the model that is cut to them"
     )
-    parser.add_argument("--microbatches", type=int, default=3, metavar="M", help="most microbatches in flight")
+    parser.add_argument("--microbatches", type=count, default=3, metavar="M", help="most microbatches in flight")
     parser.add_argument(
-        "--slots", type=int, default=8, metavar="R", help="redundant slots of each FFN worker and layer"
+        "--slots", type=count_or_none, default=8, metavar="R", help="redundant slots of each FFN worker and layer"
     )
-    parser.add_argument("--warm", type=int, default=11, metavar="S", help="steps before anything is measured")
-    parser.add_argument("--steps", type=int, default=7, metavar="S", help="steps that are measured")
+    parser.add_argument("--warm", type=count, default=11, metavar="S", help="steps before anything is measured")
+    parser.add_argument("--steps", type=count, default=7, metavar="S", help="steps that are measured")
     return parser
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from afore.core.errors import ConfigError
 from afore.models.config import ModelSpec
 from afore.workers.device.hardware import HardwareProfile, Number, Shape
+from afore.workers.device.hardware_check import check_profile
 
 _SHARED = ("n_shared_experts", "num_shared_experts")
 WORKSPACE = 0.08
@@ -46,7 +47,9 @@ def with_model(profile: HardwareProfile, config: Path) -> HardwareProfile:
 
     spec = read_spec(directory)
     raw: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    return replace(profile, shape=shape_of(spec, raw, str(directory / "config.json")))
+    chosen = replace(profile, shape=shape_of(spec, raw, str(directory / "config.json")))
+    check_profile(chosen, f"--model {directory}")
+    return chosen
 
 
 def shape_of(spec: ModelSpec, raw: dict[str, Any], source: str) -> Shape:

@@ -150,7 +150,8 @@ def _offers(cells: Sequence[Cell], profile: HardwareProfile, wish: Wish, run: Ru
                 tokens_per_s=result["tokens_per_s"] * part,
                 itl_p95_ms=result["itl_p95_ms"] / part,
                 memory=_memory(cell, profile, wish),
-                copies=result["copies"]["copies"] / max(1, result["targets"]),
+                copies=(result["copies"]["copies"] + result["counters"].get("copies_ahead", 0))
+                / max(1, result["targets"]),
             )
         )
     return offers

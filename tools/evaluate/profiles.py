@@ -14,6 +14,7 @@ from afore.core.errors import ConfigError
 from afore.tools.bench.files import write_whole
 from afore.tools.calibrate.fit import to_yaml_fields
 from afore.workers.device.hardware import HardwareProfile, Number, profile_names, read_profile
+from afore.workers.device.hardware_check import check_profile
 
 CPU = "cpu"
 Override = tuple[str, float]
@@ -45,9 +46,9 @@ def open_profile(name_or_path: str, directory: Path, say: Callable[[str], None])
 
 def parse_override(text: str) -> Override:
     """``chip.gemm_efficiency=0.7``. Raises ``ConfigError`` for what is no number's name and value."""
-    name, equals, value = text.partition("=")
+    name, _, value = text.partition("=")
     try:
-        return name.strip(), float(value) if equals else float("nan")
+        return name.strip(), float(value)
     except ValueError as error:
         raise ConfigError("--set", f"{text!r} has no number after =", "such as chip.gemm_efficiency=0.7") from error
 
@@ -66,10 +67,7 @@ def with_overrides(profile: HardwareProfile, overrides: Sequence[Override]) -> H
         number = Number(value=value, kind="inferred", source=f"set for this evaluation, in place of {was.value:g}")
         profile = replace(profile, **{group: replace(part, **{field: number})})
     if overrides:
-        try:
-            profile.costs(workers=2)
-        except ZeroDivisionError as error:
-            raise ConfigError("--set", "nothing would ever end: a rate or an efficiency is 0", "give more") from error
+        check_profile(profile, "--set")
     return profile
 
 

@@ -29,7 +29,7 @@ class ProgressLine:
     def to_run(self, cells: Sequence[Cell]) -> None:
         """What will be run."""
         self._began_s = time.monotonic()
-        self._left = sum(weight(cell, self._profile) for cell in cells)
+        self._left, self._done = sum(weight(cell, self._profile) for cell in cells), 0.0
 
     def began(self, cell: Cell, done: int, total: int) -> None:
         """A cell begins."""

@@ -146,6 +146,11 @@ def _demands(demands: Mapping[str, str]) -> list[str]:
     ]
 
 
+def _cell(text: str) -> str:
+    """As a table of Markdown takes it."""
+    return text.replace("|", "\\|")
+
+
 def _profile(profile: HardwareProfile) -> list[str]:
     lines = [
         f"## The profile `{profile.name}`",
@@ -159,7 +164,7 @@ def _profile(profile: HardwareProfile) -> list[str]:
     for group, numbers in groups.items():
         for name in type(numbers).__dataclass_fields__:
             number = getattr(numbers, name)
-            lines.append(f"| {group}.{name} | {number.value:g} | {number.kind} | {number.source} |")
+            lines.append(f"| {group}.{name} | {number.value:g} | {number.kind} | {_cell(number.source)} |")
     for workers, number in profile.planner_us.items():
-        lines.append(f"| planner_us, {workers} workers | {number.value:g} | {number.kind} | {number.source} |")
+        lines.append(f"| planner_us, {workers} workers | {number.value:g} | {number.kind} | {_cell(number.source)} |")
     return [*lines, ""]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -72,7 +75,7 @@ def results_of(
             demand_of(demand_key(cell, profile or read_profile(cell.profile)), demands)
             yield cell
 
-    for cell, result in _run(begin(), profile, demands, jobs):
+    for cell, result in _run(begin(), profile, demands, min(jobs, len(missing))):
         write_whole(str(folder / f"{cell.key(profile)}.json"), to_bytes(result))
         # As it will be read: tuples are lists, keys are texts.
         found[cell] = json.loads(to_bytes(result))
@@ -91,7 +94,7 @@ def _run(
         return
     # Not forked: the parent has compiled code and perhaps threads.
     context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent) as pool:
         running: dict[Future[dict[str, Any]], Cell] = {}
         try:
             for cell in cells:
@@ -116,6 +119,18 @@ def _done(running: dict[Future[dict[str, Any]], Cell]) -> Iterator[tuple[Cell, d
             yield cell, result
 
 
+def _end_with_parent() -> None:
+    """A process that runs cells ends with the command, however that ended: nobody else would ever end it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
 @contextmanager
 def _of(cell: Cell) -> Iterator[None]:
     """Says which cell an error ended."""
@@ -123,6 +138,12 @@ def _of(cell: Cell) -> Iterator[None]:
         yield
     except HostError:
         raise  # the machine's fault, whichever the cell
+    except BrokenProcessPool as error:
+        raise HostError(
+            "a process that runs cells",
+            "it was ended from outside, as where memory lacks",
+            "give fewer --jobs; what is done is kept, and the same command goes on",
+        ) from error
     except AforeError as error:
         raise CellFailedError(cell, error) from error
 
@@ -144,5 +165,45 @@ def _read(folder: Path, cell: Cell, profile: HardwareProfile | None) -> Mapping[
     # A file under another cell's name, or one that somebody has changed, is not what this cell would write.
     if result.get("cell") != json.loads(to_bytes(asdict(cell))) or result.get("content") != cell.content(profile):
         return None
-    numbers = [value for value in result.values() if isinstance(value, float)]
-    return result if all(map(math.isfinite, numbers)) else None
+    return result if _finite(result) and _complete(result) else None
+
+
+_DRAWN = ("d_us", "w_us", "left_us", "raw_us", "exposed_us")
+_NEEDED = (
+    "tokens_per_s",
+    "itl_p50_ms",
+    "itl_p95_ms",
+    "layers",
+    "targets",
+    *(f"imbalance.tile.{name}" for name in ("before", "after", "bound")),
+    *(f"imbalance.token.{name}" for name in ("before", "after")),
+    *(f"copies.{name}" for name in ("copies", "targets", "exposed_targets", "exposed_in_first_layer")),
+    *(f"copies.{name}.mean" for name in _DRAWN),
+)
+"""Numbers that figures read."""
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return all(map(_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _complete(result: dict[str, Any]) -> bool:
+    """Whether what figures read is there: a file can be changed or cut by hand, and still be JSON."""
+    try:
+        for name in _NEEDED:
+            value: Any = result
+            for part in name.split("."):
+                value = value[part]
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                return False
+        texts = (result["demand"]["digest"], result["demand"]["source"])
+        lists = (
+            result["layers_imbalance"],
+            *(result["copies"][name]["points"] for name in _DRAWN),
+        )
+    except (KeyError, TypeError):
+        return False
+    kinds = all(isinstance(text, str) for text in texts) and all(isinstance(one, list) for one in lists)
+    return kinds and isinstance(result.get("counters"), dict) and result["tokens_per_s"] > 0

@@ -18,9 +18,12 @@ from typing import Any, Literal, get_args
 import yaml
 
 from afore.core.errors import ConfigError
+from afore.workers.device.hardware_check import check_profile
 from afore.workers.device.profile import CostProfile
 
 Kind = Literal["given", "inferred", "measured"]
+MOST_BYTES = 1 << 20
+"""Of a profile's file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,19 +202,43 @@ def profile_text(name_or_path: str) -> str:
         raise ConfigError(
             "profile", f"there is no {name_or_path!r}", f"profiles are {', '.join(profile_names())}, or give FILE.yaml"
         )
+    path = Path(name_or_path)
     try:
-        return Path(name_or_path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError("profile", f"{name_or_path} cannot be read: {error.strerror}") from error
+        if path.exists() and not path.is_file():
+            raise ConfigError("profile", f"{name_or_path} is no file", "name a file: a pipe or a device may never end")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        raise ConfigError("profile", f"{name_or_path!r} cannot be read: {error}", "name a profile's file") from error
+    if len(content) > MOST_BYTES:
+        raise ConfigError("profile", f"{name_or_path} has more than {MOST_BYTES >> 20} MiB", "name a profile's file")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError("profile", f"{name_or_path} is no text in UTF-8", "name a profile's file") from error
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """Of YAML's safe types, and no key twice: the second would silently be taken."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands there twice")
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def read_profile(name_or_path: str) -> HardwareProfile:
     """A profile of the package by name, or one of a file. Raises ``ConfigError`` that names what is missing or wrong."""
     text = profile_text(name_or_path)
     try:
-        raw = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError("profile", f"{name_or_path} is no YAML: {str(error).splitlines()[0]}") from error
+        raw = yaml.load(text, _OnceLoader)  # a safe loader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or a number that is none
+        reason = next(iter(str(error).splitlines()), "nested too deeply")
+        raise ConfigError("profile", f"{name_or_path} is no YAML of a profile: {reason[:200]}") from error
     return parse_profile(raw, name_or_path)
 
 
@@ -219,9 +246,11 @@ def parse_profile(raw: Any, where: str) -> HardwareProfile:
     """The profile of a parsed file. Raises ``ConfigError``."""
     groups: dict[str, Any] = {"shape": Shape, "chip": Chip, "wires": Wires}
     tops = _mapping(raw, where, {"name", "about", "planner_us", *groups})
-    texts = [tops[field] for field in ("name", "about")]
-    if not all(isinstance(text, str) and text for text in texts):
-        raise ConfigError(f"profile {where}", "name and about are texts", "say what it is in a sentence")
+    texts = [_text(tops[field]) for field in ("name", "about")]
+    if not all(texts):
+        raise ConfigError(
+            f"profile {where}", "name and about are texts of printable letters", "say what it is in a sentence"
+        )
     parts = {}
     for group, cls in groups.items():
         names = {field.name for field in fields(cls)}
@@ -231,7 +260,9 @@ def parse_profile(raw: Any, where: str) -> HardwareProfile:
     if not isinstance(plans, dict) or not plans or not all(type(n) is int and n >= 1 for n in plans):
         raise ConfigError(f"profile {where}: planner_us", "it maps numbers of FFN workers to times", "such as {8: …}")
     planner_us = {n: _number(plans[n], f"{where}: planner_us.{n}") for n in sorted(plans)}
-    return HardwareProfile(name=texts[0], about=texts[1], planner_us=planner_us, **parts)
+    profile = HardwareProfile(name=texts[0], about=texts[1], planner_us=planner_us, **parts)
+    check_profile(profile, f"profile {where}")
+    return profile
 
 
 def _mapping(raw: Any, where: str, names: set[str]) -> Mapping[str, Any]:
@@ -239,18 +270,43 @@ def _mapping(raw: Any, where: str, names: set[str]) -> Mapping[str, Any]:
         raise ConfigError(f"profile {where}", "it is no mapping", f"give {', '.join(sorted(names))}")
     missing, unknown = sorted(names - raw.keys()), sorted(map(str, raw.keys() - names))
     if missing or unknown:
-        problem = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown)}, which no profile has"
+        some = ", ".join(name[:40] for name in unknown[:5]) + ("…" if len(unknown) > 5 else "")
+        problem = f"lacks {', '.join(missing)}" if missing else f"has {some}, which no profile has"
         raise ConfigError(f"profile {where}", problem)
     return raw
 
 
 def _number(raw: Any, where: str) -> Number:
     entry = _mapping(raw, where, {"value", "kind", "source"})
-    value = entry["value"]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"profile {where}", f"{value!r} is no finite number, 0 or more")
-    if entry["kind"] not in get_args(Kind) or not isinstance(entry["source"], str) or not entry["source"]:
+    value, source = _float(entry["value"]), _text(entry["source"])
+    if value is None:
+        raise ConfigError(f"profile {where}", f"{_shown(entry['value'])} is no finite number, 0 or more")
+    if entry["kind"] not in get_args(Kind) or not source:
         raise ConfigError(
             f"profile {where}", "each number says its kind and source", f"kinds: {', '.join(get_args(Kind))}"
         )
-    return Number(value=float(value), kind=entry["kind"], source=entry["source"])
+    return Number(value=value, kind=entry["kind"], source=source)
+
+
+def _float(value: Any) -> float | None:
+    """A finite number, 0 or more; else none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+def _text(value: Any) -> str:
+    """On one line, as pages and terminals show it; empty for what is no text that they could."""
+    text = " ".join(value.split()) if isinstance(value, str) else ""
+    return text if text.isprintable() else ""
+
+
+def _shown(value: Any) -> str:
+    """A wrong value for a message: what has parts is named by its type, for aliases make a few bytes endless."""
+    if isinstance(value, int) and abs(value) > 1 << 64:
+        return "a whole number of many digits"
+    return repr(value)[:60] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
