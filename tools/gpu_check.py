@@ -119,25 +119,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     adopt_orphans()
     packages = {name: version_of(name) for name in PACKAGES}
     with tempfile.TemporaryDirectory(prefix="afore-gpu-cache-", ignore_cleanup_errors=True) as spare:
-        out, notes = writable(Path(options.out), Path(spare).parent / "afore-gpu-check")
+        instead = Path(spare).parent / "afore-gpu-check"
+        out, notes = writable(Path(options.out), instead)
         environment, more = caches(Path(spare))
         parts: dict[str, dict[str, Any]] = {}
 
         def report() -> Path:
-            _, page = write_report(
-                out,
-                {
-                    "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-                    "afore": VERSION,
-                    "machine": [*describe_machine(found), *notes, *more],
-                    "refused": refused,
-                    "packages": packages,
-                    "missing": [name for name, version in packages.items() if version is None],
-                    "limits": LIMITS,
-                    "parts": parts,
-                    "took_s": time.monotonic() - begin,
-                },
-            )
+            nonlocal out
+            content = {
+                "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+                "afore": VERSION,
+                "machine": [*describe_machine(found), *notes, *more],
+                "refused": refused,
+                "packages": packages,
+                "missing": [name for name, version in packages.items() if version is None],
+                "limits": LIMITS,
+                "parts": parts,
+                "took_s": time.monotonic() - begin,
+            }
+            out, page = keep_report(out, instead, content)
             return page
 
         page = report()
@@ -154,6 +154,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if names:
             print(f"{what}: {', '.join(names)}")
     return 1 if bad or refused else 0
+
+
+def keep_report(out: Path, instead: Path, content: dict[str, Any]) -> tuple[Path, Path]:
+    """Writes the report into ``out``, or ``instead`` where the disk has filled up meanwhile; where it is, and its page.
+
+    What is measured goes on in any case: the outcomes are printed, too.
+    """
+    for place in dict.fromkeys((out, instead)):
+        try:
+            return place, write_report(place, content)[1]
+        except (HostError, OSError) as error:
+            content["machine"].append(f"the report could not be written into {place}: {error}")
+            print(f"gpu_check: the report cannot be written into {place}: {error}", file=sys.stderr, flush=True)
+    return out, out / "gpu_check.md"
 
 
 ROOT = Path(__file__).resolve().parent.parent

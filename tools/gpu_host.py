@@ -39,6 +39,8 @@ PACKAGES = (
     "psutil",
 )
 """Whose versions are told. What of them a part cannot do without, it says."""
+ROOM_NBYTES = 1 << 20
+"""What a report takes at most, with its logs."""
 CACHES = ("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
 
 
@@ -83,7 +85,9 @@ def writable(out: Path, instead: Path) -> tuple[Path, list[str]]:
     """``out``, or ``instead`` where nothing can be written there: asked before anything is measured, not after; and a note."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
+        with tempfile.TemporaryFile(dir=out) as file:
+            file.write(bytes(ROOM_NBYTES))  # a full disk makes files, and fills none
+            file.flush()
             return out, []
     except OSError as error:
         instead.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from afore.tools.bench.files import write_whole
+
 LIMITS = "One GPU proves neither peer copies between GPUs nor NVLink nor NCCL over several GPUs: nothing here speaks of them."
 FILES = "files"
 """Of a part's result: texts by name, which become files beside the report."""
@@ -15,17 +17,23 @@ _WIDTH, _LANE, _LEFT = 860, 34, 190
 
 
 def write_report(out: Path, report: Mapping[str, Any]) -> tuple[Path, Path]:
-    """Writes ``gpu_check.json``, ``gpu_check.md``, files of parts and, where overlap was measured, ``overlap.svg`` into ``out``."""
+    """Writes ``gpu_check.json``, ``gpu_check.md``, files of parts and, where overlap was measured, ``overlap.svg`` into ``out``.
+
+    Each appears whole or not at all, and what could not be written is not lost: the same report can be written elsewhere. Raises
+    ``HostError``, ``OSError``.
+    """
     out.mkdir(parents=True, exist_ok=True)
     for part in report["parts"].values():
-        for name, text in part.get("result", {}).pop(FILES, {}).items():
-            (out / Path(name).name).write_text(text, encoding="utf-8")
+        result = part.get("result", {})
+        for name, text in result.get(FILES, {}).items():
+            write_whole(str(out / Path(name).name), text.encode())
+        result.pop(FILES, None)
     spans = report["parts"].get("overlap", {}).get("result", {}).get("spans")
     if spans:
-        (out / "overlap.svg").write_text(picture(spans), encoding="utf-8")
+        write_whole(str(out / "overlap.svg"), picture(spans).encode())
     json_path, page = out / "gpu_check.json", out / "gpu_check.md"
-    json_path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    page.write_text(markdown(report, drawn=bool(spans)), encoding="utf-8")
+    write_whole(str(json_path), (json.dumps(report, indent=1) + "\n").encode())
+    write_whole(str(page), markdown(report, drawn=bool(spans)).encode())
     return json_path, page
 
 

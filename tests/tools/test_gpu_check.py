@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,6 +123,29 @@ def test_the_report(tmp_path: Path) -> None:
     assert "compute &lt;alone&gt;" in (tmp_path / "overlap.svg").read_text()
     assert (tmp_path / "gpu.yaml").read_text() == "name: gpu\n"
     assert json.loads((tmp_path / "gpu_check.json").read_text()) == report
+
+
+def test_a_disk_that_fills_up_meanwhile_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report goes elsewhere, with the files of parts; where it can go nowhere, that is said and the check goes on."""
+    profile = {"calibration": {**FINE, "result": {"files": {"gpu.yaml": "name: gpu\n"}}}}
+    content = {"date": "", "afore": "", "machine": [], "packages": {}, "took_s": 0.0, "parts": profile}
+    full, elsewhere = Path("/dev/full"), tmp_path / "instead"
+    assert gpu_check.keep_report(full, elsewhere, content) == (elsewhere, elsewhere / "gpu_check.md")
+    assert (elsewhere / "gpu.yaml").read_text() == "name: gpu\n"
+    assert "could not be written into /dev/full" in (elsewhere / "gpu_check.md").read_text()
+    assert gpu_check.keep_report(full, full, content)[0] == full
+    assert capsys.readouterr().err.count("cannot be written into /dev/full") == 2
+    usual = tempfile.TemporaryFile
+
+    def fake(dir: Path) -> Any:
+        return usual(dir=dir) if dir != tmp_path else os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", fake)
+    out, (note,) = writable(tmp_path, elsewhere)
+    assert out == elsewhere, "files can be made there, and not filled"
+    assert "No space left" in note
 
 
 @pytest.mark.slow

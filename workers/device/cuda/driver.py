@@ -8,6 +8,7 @@ nothing ever waits for, or is waited for by, the default stream.
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,10 +16,14 @@ from afore.core.errors import HostError
 from afore.workers.device.cuda.errors import CudaError
 from afore.workers.device.cuda.library import NoDriver, launch_host_function, library_loads
 
+_log = logging.getLogger(__name__)
+
 IPC_HANDLE_NBYTES = 64
 _SUCCESS = 0
 _BATCH_SINCE = 13000
 """The driver version whose cuMemcpyBatchAsync the bindings of 13.x call."""
+_REFUSED_BATCH = frozenset({"CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_NOT_FOUND", "CUDA_ERROR_INVALID_VALUE"})
+"""A batch is pickier than a copy (about pageable memory and its hints, say): it must not cost what copies one by one can do."""
 
 
 class Span(NamedTuple):
@@ -237,7 +242,9 @@ class Driver:
             # The bindings', for a function that this driver does not have; or bindings of another release, which ask otherwise.
             self.batches = False
             return False
-        if _code_name(code[0]) in ("CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_NOT_FOUND"):
+        if (refused := _code_name(code[0])) in _REFUSED_BATCH:
+            # Of one call for each piece it says whether, and which, piece is wrong: writing the same bytes again does no harm.
+            _log.warning("%s: the driver takes no batch of copies (%s): they go one by one", self.name, refused)
             self.batches = False
             return False
         self._do(f"copy {len(spans)} spans", code)

@@ -83,12 +83,24 @@ def refusing(calls: FakeCalls) -> None:
     calls.failing["cuMemcpyBatchAsync"] = CUresult.CUDA_ERROR_NOT_SUPPORTED
 
 
-@pytest.mark.parametrize("prepare", [old, without, refusing])
+def picky(calls: FakeCalls) -> None:
+    calls.failing["cuMemcpyBatchAsync"] = CUresult.CUDA_ERROR_INVALID_VALUE
+
+
+@pytest.mark.parametrize("prepare", [old, without, refusing, picky])
 def test_a_driver_without_batches_copies_one_by_one(prepare: Callable[[FakeCalls], None]) -> None:
     calls = FakeCalls()
     prepare(calls)
     copied(calls, 4)
     assert len(calls.named("cuMemcpyAsync")) == 6
+    assert calls.named("cuMemcpyBatchAsync") == []
+
+
+def test_a_batch_that_fails_for_another_reason_is_an_error() -> None:
+    calls = FakeCalls()
+    calls.failing["cuMemcpyBatchAsync"] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(CudaError, match="a kernel touched memory that is not its own"):
+        copied(calls, 4)
     assert calls.named("cuMemcpyBatchAsync") == []
 
 
