@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from afore.core.errors import ConfigError
+from afore.tools.bench.files import MOST_BYTES
 from afore.workers.device.hardware import HardwareProfile
 
+MOST = 1e15
+"""Of a number: no time in microseconds, no size comes near it, and reckoning with it stays finite."""
 REMEDY = "give what `calibrate --gpu --raw` wrote, or the gpu_check.json of tools/gpu_check.sh"
 
 
@@ -81,10 +82,14 @@ class Raw:
 def read_raw(path: str) -> Mapping[str, Any]:
     """What was measured, out of its own file or a GPU check's report. Raises ``ConfigError``."""
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise ConfigError("--from-raw", f"{path} has more than {MOST_BYTES >> 20} MiB", REMEDY)
+        content = json.loads(text.decode("utf-8"))
     except OSError as error:
         raise ConfigError("--from-raw", f"{path} cannot be read: {error.strerror}", REMEDY) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError("--from-raw", f"{path} is no JSON: {error}", REMEDY) from error
     if isinstance(content, dict) and "parts" in content:
         part = content["parts"].get("calibration") if isinstance(content["parts"], dict) else None
@@ -121,7 +126,7 @@ def _mapping(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _text(raw: Mapping[str, Any], name: str, where: str = "") -> str:
     value = raw.get(name)
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or not value.isprintable():
         raise ConfigError(f"raw.{where}{'.' if where else ''}{name}", f"{value!r} is no text", REMEDY)
     return value
 
@@ -129,8 +134,13 @@ def _text(raw: Mapping[str, Any], name: str, where: str = "") -> str:
 def _number(raw: Mapping[str, Any], name: str, where: str, *, negative: bool = False) -> float:
     """``negative``: a slope that noise has turned round, which its reader leaves out."""
     value = raw.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"raw.{where}.{name}", f"{value!r} is no finite number", REMEDY)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST:
+        raise ConfigError(f"raw.{where}.{name}", f"{_short(value)} is no finite number up to {MOST:g}", REMEDY)
     if value < 0 and not negative:
         raise ConfigError(f"raw.{where}.{name}", f"{value!r} is less than 0", REMEDY)
     return float(value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"

@@ -124,6 +124,8 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("versions", {}, "raw.versions: {} is no mapping"),
         ("tiles", [], "raw.tiles: \\[\\] is no list"),
         ("tiles.0.tile_us", float("nan"), "raw.tiles.0.tile_us: nan is no finite number"),
+        ("tiles.0.tile_us", 10**400, "raw.tiles.0.tile_us: 10+… is no finite number"),
+        ("machine", "\x1b[31m\ud800", "raw.machine: .* is no text"),
         ("tiles.1.tile_tokens", 0.5, "raw.tiles.1.tile_tokens: 0.5 is no number of pairs"),
         ("gpu.memory_gb", -1, "raw.gpu.memory_gb: -1 is less than 0"),
         ("host.enqueue_experts_us", True, "raw.host.enqueue_experts_us: True is no finite number"),
@@ -150,6 +152,7 @@ def test_noise_makes_no_profile() -> None:
         (None, "cannot be read"),
         ("{", "is no JSON"),
         ("[]", "holds no mapping"),
+        ("[" * 200_000, "is no JSON"),
         ('{"parts": {"calibration": {"outcome": "failed", "why": "x"}}}', "whose calibration did not pass"),
     ],
 )
