@@ -19,7 +19,7 @@ from afore.workers.device.hardware import HardwareProfile, read_profile
 
 __all__ = ["Cell", "demand_key", "percentile", "run_cell"]
 
-FORMAT = 5
+FORMAT = 6
 """Of a cell's JSON: a run of another format is run again."""
 
 

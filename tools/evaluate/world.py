@@ -68,11 +68,14 @@ def config_of(cell: Cell, profile: HardwareProfile) -> RunConfig:
 def _eplb(cell: Cell) -> EplbOptions:
     """EPLB at its best in a run of some twenty steps, for published windows are thousands of them.
 
-    All layers are rebalanced once, at the end of the warm-up, and no copy of it falls into what is measured.
+    All layers are rebalanced once, one step of all microbatches before the warm-up ends, and no copy of it falls into what is
+    measured where more steps are warm than measured. Its steps are forward passes of one microbatch.
     """
     if cell.arrivals:
         return EplbOptions(window_steps=cell.steps, interval_steps=cell.steps)
-    return EplbOptions(mode="stop", window_steps=max(1, cell.warm), interval_steps=cell.warm + 1)
+    passes = int(dict(cell.options).get("batch.least_microbatches") or cell.microbatches)
+    warm = max(1, passes * (cell.warm - 1))
+    return EplbOptions(mode="stop", window_steps=warm, interval_steps=warm)
 
 
 def world_of(

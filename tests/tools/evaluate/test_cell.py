@@ -64,6 +64,13 @@ def test_where_attention_is_the_limit_throughput_is_its_own(microbatches: int) -
     assert afore["tokens_per_s"] <= seats / (4 * microbatches * 20e-3)
 
 
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_eplb_has_rebalanced_before_anything_is_measured(microbatches: int) -> None:
+    found = run_cell(vary(SMALL, policy="eplb-redistribute", microbatches=microbatches, warm=8, steps=4))
+    assert found["imbalance"]["tile"]["after"] < found["imbalance"]["tile"]["before"]
+    assert found["copies"]["copies"] == 0
+
+
 def test_what_a_policy_pays_on_the_path_is_paid_by_every_target(afore: dict[str, Any]) -> None:
     paid = run_cell(vary(SMALL, redistribute_us=2000.0))
     # FFN workers are the bottleneck by then: three microbatches of four layers, a step long each.
