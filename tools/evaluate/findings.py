@@ -165,8 +165,7 @@ def _sensitivity(figures: Found) -> str:
     history = [row.ours["over eplb-redistribute"] for row in rows]
     return (
         f"Sensitivity: over all settings `afore` is {min(static):+.1%} to {max(static):+.1%} over static, and {min(history):+.1%} "
-        f"to {max(history):+.1%} over `eplb-redistribute` at 0 µs. With imbalance all but gone in both, how microbatches fall into "
-        "step with each other makes the rest."
+        f"to {max(history):+.1%} over `eplb-redistribute` at 0 µs."
     )
 
 
