@@ -264,7 +264,7 @@ class ReplyBuffer:
         assert 0 <= first <= first + count <= tokens <= self._layout.max_tokens
         rows, word = count if here else 0, target.word()
         REPLY_HEADER.pack_into(self._bytes, 0, word, self._epoch, tokens, self._worker, first, count, rows)
-        trailer = self._layout.reply_trailer_offset(rows)
+        trailer = self._layout.reply_trailer_offset(rows) if rows else CACHE_LINE
         REPLY_TRAILER.pack_into(self._bytes, trailer, word, self._epoch)
         return self._bytes[: trailer + REPLY_TRAILER.nbytes]
 
@@ -313,8 +313,8 @@ class Replies:
             return None
         if here > layout.max_tokens:
             return None
-        trailer = REPLY_TRAILER.unpack_from(self._bytes, base + layout.reply_trailer_offset(here))
-        if trailer != (word, epoch):
+        trailer = layout.reply_trailer_offset(here) if here else CACHE_LINE
+        if REPLY_TRAILER.unpack_from(self._bytes, base + trailer) != (word, epoch):
             return None
         if its_tokens != tokens:
             raise WireError(f"ffn-{worker}", f"replied {its_tokens} rows to {target}, which has {tokens}")

@@ -94,8 +94,8 @@ class LoopbackChannel(Airway):
         flight = self._wire.fly(now_ns, len(body or b""))
         self.fly(flight.lands_ns, now_ns, body)
 
-    def land(self, body: bytes | None) -> None:
-        self._other._arrive(body)
+    def land(self, flight: bytes | None) -> None:
+        self._other._arrive(flight)
 
     def _arrive(self, body: bytes | None) -> None:
         if body is None:

@@ -182,9 +182,9 @@ class LoopbackLink(Airway):
             self._credits -= 1
         if self._calm_ns is not None:
             now_ns = self._now_ns()
-            self.fly(now_ns + self._calm_ns, now_ns, region, offset, bytes(data), notify)
+            self.fly(now_ns + self._calm_ns, now_ns, (region, offset, bytes(data), notify))
         elif self._wire is None:
-            self.land(region, offset, data, notify)
+            self.land((region, offset, data, notify))
         else:
             self._send(self._wire, region, offset, bytes(data), notify)
         return True
@@ -219,7 +219,7 @@ class LoopbackLink(Airway):
         if notify is not None:
             self._credits -= 1
         if self._wire is None:
-            self.land(region, offset, payload, notify)
+            self.land((region, offset, payload, notify))
         else:
             self._send(self._wire, region, offset, bytes(payload), notify)
 
@@ -249,10 +249,12 @@ class LoopbackLink(Airway):
             parts = [(offset, payload[: flight.split]), (offset + flight.split, payload[flight.split :])]
             first_offset, first = parts.pop(1 if flight.tail_first else 0)
             offset, payload = parts[0]
-            self.fly(flight.first_ns, now_ns, region, first_offset, first, None)
-        self.fly(flight.lands_ns, now_ns, region, offset, payload, notify)
+            self.fly(flight.first_ns, now_ns, (region, first_offset, first, None))
+        self.fly(flight.lands_ns, now_ns, (region, offset, payload, notify))
 
-    def land(self, region: LoopbackRegion, offset: int, payload: Buffer, notify: int | None) -> None:
+    def land(self, flight: tuple[LoopbackRegion, int, Buffer, int | None]) -> None:
+        """What was written, and where, lands; with its notification."""
+        region, offset, payload, notify = flight
         if not region.open:
             if notify is not None:
                 self.give_back(1)

@@ -10,9 +10,6 @@ from typing import Any
 from afore.core.clock import Clock
 from afore.core.virtual_loop import VirtualLoop
 
-Flight = tuple[Any, ...]
-"""What lands: the arguments of ``Airway.land``."""
-
 
 class Sky:
     """Landings by time. A target has a hundred flights, most of which start, and land, together.
@@ -26,11 +23,11 @@ class Sky:
         self.clock = clock
         self._loop: VirtualLoop | None = None
         """The loop, once it is known to keep order."""
-        self.last: list[tuple[Airway, Flight]] = []
+        self.last: list[tuple[Airway, Any]] = []
         """What lands at ``last_ns``, in this order: the timer that was set last."""
         self.last_ns = -1
 
-    def begin(self, lands_ns: int, now_ns: int, airway: Airway, flight: Flight) -> None:
+    def begin(self, lands_ns: int, now_ns: int, airway: Airway, flight: Any) -> None:
         """``flight`` lands at ``lands_ns``, for which no timer is set."""
         loop = self._loop
         if loop is None:
@@ -43,12 +40,12 @@ class Sky:
         self.last_ns, self.last = lands_ns, [(airway, flight)]
         loop.alarm_ns(lands_ns, self._land_all, self.last)
 
-    def _land_all(self, flights: list[tuple[Airway, Flight]]) -> None:
+    def _land_all(self, flights: list[tuple[Airway, Any]]) -> None:
         if flights is self.last:
             self.last_ns = -1  # what comes for this instant from now on would come too late
         for airway, flight in flights:
             if not airway._cut:
-                airway.land(*flight)
+                airway.land(flight)
 
 
 class Airway(ABC):
@@ -59,22 +56,22 @@ class Airway(ABC):
     def __init__(self, sky: Sky) -> None:
         self.sky = sky
         self._cut = False
-        self._queued: deque[Flight] | None = None
+        self._queued: deque[Any] | None = None
         """Under a loop that does not keep order: there is a timer for each flight, and each lands the oldest."""
 
     @abstractmethod
-    def land(self, *flight: Any) -> None:
+    def land(self, flight: Any) -> None:
         """What was sent lands."""
 
-    def fly(self, lands_ns: int, now_ns: int, *flight: Any) -> None:
-        """Calls ``land(*flight)`` at ``lands_ns``, after what was to land then already, unless the airway is cut before."""
+    def fly(self, lands_ns: int, now_ns: int, flight: Any) -> None:
+        """Calls ``land(flight)`` at ``lands_ns``, after what was to land then already, unless the airway is cut before."""
         sky = self.sky
         if lands_ns == sky.last_ns:
             sky.last.append((self, flight))
         else:
             sky.begin(lands_ns, now_ns, self, flight)
 
-    def queue(self, flight: Flight) -> None:
+    def queue(self, flight: Any) -> None:
         """``land_oldest`` will be called for it."""
         if self._queued is None:
             self._queued = deque()
@@ -85,7 +82,7 @@ class Airway(ABC):
         assert self._queued is not None
         flight = self._queued.popleft()
         if not self._cut:
-            self.land(*flight)
+            self.land(flight)
 
     def cut(self) -> None:
         """What flies is lost."""

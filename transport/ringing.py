@@ -19,15 +19,6 @@ def _not_now(key: RegionKey, offset: int, data: bytes | memoryview, bell: int | 
     return False
 
 
-async def put(
-    link: Link, key: RegionKey, offset: int, data: bytes | memoryview, bell: int | None, *, timeout_us: float
-) -> None:
-    """``Link.write`` of bytes."""
-    write_now: _WriteNow | None = getattr(link, "write_now", None)
-    if write_now is None or not write_now(key, offset, data, bell):
-        await link.write(key, offset, data, notify=bell, timeout_us=timeout_us)
-
-
 async def ring_all(doors: Iterable[tuple[Link, RegionKey]], bell: int, *, timeout_us: float) -> None:
     """Rings ``bell`` at every region, in order. Raises as ``Link.write`` does, at the first that cannot be rung."""
     for link, key in doors:

@@ -11,7 +11,7 @@ from afore.core.target import Target
 from afore.transport import bells
 from afore.transport.api import Link, RegionKey
 from afore.transport.feedback import FeedbackFlags, FeedbackLayout, FeedbackRecord, FeedbackWriter
-from afore.transport.ringing import put
+from afore.transport.ringing import write_now_of
 from afore.workers.flight import Flight
 from afore.workers.measures import Measures
 from afore.workers.reader import Turn
@@ -25,6 +25,7 @@ class Reports:
         self._writer = FeedbackWriter(layout, rank)
         self._link = link
         self._key = key
+        self._write_now = write_now_of(link)
         self._timeout_us = timeout_us
         self._aborted = -1
         """The last sequence that an ABORT named: the scheduler waits for the records up to it."""
@@ -86,7 +87,8 @@ class Reports:
         if rings:
             await self._ring(offset, packed)
         else:
-            await put(self._link, self._key, offset, packed, None, timeout_us=self._timeout_us)
+            if not self._write_now(self._key, offset, packed, None):
+                await self._link.write(self._key, offset, packed, timeout_us=self._timeout_us)
 
     async def _ring(self, offset: int, data: bytes) -> None:
         bell = bells.FEEDBACK(self._rank)

@@ -49,31 +49,27 @@ class _Flight:
     def __init__(self, work: control.StepWork) -> None:
         self.work = work
         self.cancelled = False
-        self._replies: PendingReplies | None = None
-        self._wake = Signal()
+        self.replies: PendingReplies | None = None
+        """Those that it waits for: a bell of another target finds nothing in their slots."""
+        self.wake = Signal()
 
     def expect(self, replies: PendingReplies) -> PendingReplies:
         """From now on bells concern ``replies``: set before the first byte goes out, so that none is missed."""
-        self._replies = replies
+        self.replies = replies
         return replies
-
-    def rang(self, worker: int) -> None:
-        """A reply's bell; one of another target finds nothing in the slot."""
-        if self._replies is not None and self._replies.look(worker):
-            self._wake.set()
 
     def cancel(self) -> None:
         self.cancelled = True
-        self._wake.set()
+        self.wake.set()
 
     async def settled(self, timeout_us: float) -> bool:
         """Returns once all replies are there or the step is cancelled; False if that takes longer than ``timeout_us``."""
-        assert self._replies is not None
-        if not (self._replies.complete or self.cancelled):
-            self._wake.clear()
-            if not await self._wake.wait(timeout_us):
+        assert self.replies is not None
+        if not (self.replies.complete or self.cancelled):
+            self.wake.clear()
+            if not await self.wake.wait(timeout_us):
                 return False
-        self._replies = None
+        self.replies = None
         return True
 
     def check(self) -> None:
@@ -144,8 +140,8 @@ class Steps:
     def replied(self, microbatch: int, worker: int) -> None:
         """A reply's bell has rung."""
         flight = self._flights.get(microbatch)
-        if flight is not None:
-            flight.rang(worker)
+        if flight is not None and flight.replies is not None and flight.replies.look(worker):
+            flight.wake.set()
 
     # One step
 

@@ -434,13 +434,12 @@ class Batcher:
 class _Spoken:
     """Tokens of one step on their way out: those that follow one another to the same client go together."""
 
-    __slots__ = ("_client", "_indices", "_names", "_out", "_texts", "_tokens")
+    __slots__ = ("_client", "_out", "_requests", "_texts", "_tokens")
 
     def __init__(self, out: list[tuple[Destination, control.Message]]) -> None:
         self._out = out
         self._client = NOWHERE
-        self._names: list[str] = []
-        self._indices: list[int] = []
+        self._requests: list[Request] = []
         self._tokens: list[int] = []
         self._texts: list[str] = []
 
@@ -449,23 +448,21 @@ class _Spoken:
         if request.client != self._client:
             self.send()
             self._client = request.client
-        self._names.append(request.name)
-        self._indices.append(len(request.produced) - 1)
+        self._requests.append(request)
         self._tokens.append(token)
         self._texts.append(text)
 
     def send(self) -> None:
         """What has come together goes out."""
-        if self._names:
+        if self._requests:
             together = control.TokensOut(
-                tuple(self._names),
-                tuple(self._indices),
+                tuple([request.name for request in self._requests]),
+                tuple([len(request.produced) - 1 for request in self._requests]),
                 tuple(self._tokens),
                 tuple(self._texts) if any(self._texts) else (),
             )
             self._out.append(((CLIENT, self._client), together))
-            self._names.clear()
-            self._indices.clear()
+            self._requests.clear()
             self._tokens.clear()
             self._texts.clear()
 

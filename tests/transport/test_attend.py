@@ -12,7 +12,7 @@ from afore.testing import run_virtual
 from afore.transport.api import Lane, Notification
 from afore.transport.loopback import LoopbackFabric, LoopbackNetwork
 from afore.transport.queues import attend
-from afore.transport.ringing import put, ring_all
+from afore.transport.ringing import ring_all, write_now_of
 
 T_US = 1e6
 
@@ -35,7 +35,8 @@ def test_all_are_heard_in_order_at_the_moment_they_land_and_credit_comes_back() 
         await asyncio.sleep(0)
         began_ns = network.clock.now_ns()
         for bell in range(2, 9):  # more than there are credits
-            await put(link, region.key, 8, bytes([bell]), bell, timeout_us=T_US)
+            if not write_now_of(link)(region.key, 8, bytes([bell]), bell):
+                await link.write(region.key, 8, bytes([bell]), notify=bell, timeout_us=T_US)
         await network.clock.sleep_us(50)
         assert [immediate for immediate, _ in heard] == list(range(1, 9))
         assert heard[1][1] == heard[2][1] == began_ns + 3000

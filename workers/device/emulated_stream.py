@@ -118,7 +118,7 @@ class _Meet:
     def begin(self, begins_ns: int) -> None:
         """All have come."""
         self.begins_ns = begins_ns
-        self.stream.met(self)
+        self.stream.met(waits=self.come)
 
 
 class EmulatedStream(CollectingStream[EmulatedEvent]):
@@ -165,10 +165,11 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
         self._occupied = False
         self._schedule()
 
-    def met(self, meet: _Meet) -> None:
-        """A meeting that the stream takes part in begins."""
-        if meet.come:
-            self.unblock()
+    def met(self, *, waits: bool) -> None:
+        """A meeting that the stream takes part in begins; it ``waits`` for it."""
+        if waits:
+            self._occupied = False
+            self._schedule()
         self._fleet.drain()
 
     def step(self) -> None:
@@ -226,12 +227,14 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
                     item.event.blocks(self)
                     return
                 left.popleft()
-                self._tail_ns = max(self._tail_ns, stamp_ns)
+                if stamp_ns > self._tail_ns:
+                    self._tail_ns = stamp_ns
                 if self._failure is None:
                     self._failure = item.event.failure
             elif kind is int:
                 left.popleft()
-                self._tail_ns = max(self._tail_ns, item)
+                if item > self._tail_ns:
+                    self._tail_ns = item
             elif kind is _Meet:
                 if not item.come:
                     item.meeting.come(self._tail_ns)
@@ -239,7 +242,8 @@ class EmulatedStream(CollectingStream[EmulatedEvent]):
                 if item.begins_ns is None:
                     return
                 left.popleft()
-                self._tail_ns = max(self._tail_ns, item.begins_ns)
+                if item.begins_ns > self._tail_ns:
+                    self._tail_ns = item.begins_ns
             else:
                 self._fleet.ready(self._turn(self._tail_ns, item.work), self)
                 return

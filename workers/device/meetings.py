@@ -16,7 +16,8 @@ class Meeting:
 
     def come(self, stamp_ns: int) -> None:
         """A stream is there at ``stamp_ns``."""
-        self._latest_ns = max(self._latest_ns, stamp_ns)
+        if stamp_ns > self._latest_ns:
+            self._latest_ns = stamp_ns
         self.stay_away()
 
     def stay_away(self) -> None:

@@ -89,7 +89,9 @@ class EmulatedFleet:
 
     def drain(self) -> None:
         """Performs what is ready, by start stamp, until nothing is."""
-        if self._draining:  # called by a closure that enqueues: the loop below goes on with it
+        if (
+            self._draining or not self._ready
+        ):  # draining: called by a closure that enqueues, the loop below goes on with it
             return
         self._draining = True
         try:
