@@ -25,13 +25,20 @@ class Meeting:
         assert self._left > 0, "more streams came than were expected"
         self._left -= 1
         if self._left == 0:
-            self._over()
-            for begin in self._begin:
+            # Nobody is told twice: a meeting that still knew its parties, which know it, would be left to the garbage collector.
+            over, self._over = self._over, _is_over
+            begins, self._begin = self._begin, []
+            over()
+            for begin in begins:
                 begin(self._latest_ns)
 
     def on_begin(self, begin: Callable[[int], None]) -> None:
         """``begin(stamp)`` is called once all have come."""
         self._begin.append(begin)
+
+
+def _is_over() -> None:
+    """It was said already."""
 
 
 class Meetings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 from afore.core.virtual_loop import VirtualLoop
@@ -20,7 +21,7 @@ CELL = Cell(policy="afore", attention=ATTENTION, ffn=FFN, prefill=1, rows=8, lay
 
 
 def costs(tokens: int) -> dict[str, Any]:
-    """Callbacks of the loop, decoded entries and targets of a run in which every request gets so many tokens."""
+    """Callbacks of the loop, decoded entries, targets, and objects in cycles, of a run in which requests get so many tokens."""
     profile = cut_to(read_profile(CELL.profile), CELL.layers)
     key = demand_key(CELL, read_profile(CELL.profile))
     config, emulation = world_of(CELL, profile, key.layers, demand_of(key), CopySamples(CELL.ffn))
@@ -38,7 +39,12 @@ def costs(tokens: int) -> dict[str, Any]:
                 "decoded": cluster.world.decoders.decoded,
             }
 
-    return run_virtual(main)
+    gc.collect()
+    gc.disable()
+    try:
+        return {**run_virtual(main), "garbage": gc.collect()}
+    finally:
+        gc.enable()
 
 
 def test_a_target_costs_a_few_callbacks_of_each_worker_and_one_decoding() -> None:
@@ -46,6 +52,8 @@ def test_a_target_costs_a_few_callbacks_of_each_worker_and_one_decoding() -> Non
     targets, callbacks, decoded = (long[name] - short[name] for name in ("targets", "callbacks", "decoded"))
     assert targets >= 5 * CELL.microbatches * CELL.layers
     assert decoded == targets, "all FFN workers of a process share a decoding"
+    # What is left in cycles is of requests and their tokens.
+    assert long["garbage"] - short["garbage"] < 10 * targets, "what a target made is gone with its last reference"
     per_target = callbacks / targets
     # Each FFN worker: bells, turn, inputs, stream and replies; each attention worker: three pieces of work, replies and hand-overs.
     assert per_target <= 12 * FFN + 10 * ATTENTION, f"{per_target:.1f} callbacks of a target"
