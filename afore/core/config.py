@@ -83,6 +83,8 @@ class BatchOptions:
     least_microbatches: int = 0
     """Above 0: topology.microbatches is the most that run, and the engine finds by trial which number down to this one serves
     fastest; buffers then have room for max_num_seqs in that few. 0: topology.microbatches always run."""
+    spread: bool = True
+    """Three microbatches and more are held back, once, until their steps begin evenly apart; false: they run as they come."""
 
     def __post_init__(self) -> None:
         _at_least(

@@ -25,6 +25,7 @@ blocks are released, it goes back into the waiting line, and is later prefilled 
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable
 from functools import partial
 
 from afore.core import control
@@ -50,10 +51,12 @@ class Batcher:
         block_tokens: int,
         eos_ids: frozenset[int],
         least_microbatches: int = 0,
+        hold: Callable[[int], bool] | None = None,
     ) -> None:
         """``kv_blocks``: those of each attention worker; no request may need more than these.
 
         ``least_microbatches``: the fewest that may run, ``max_tokens_per_worker`` being meant for those; 0: all of them always do.
+        ``hold`` is asked before a step of a microbatch begins: whether it waits until ``release``.
         """
         self._topology = topology
         self._eos_ids = eos_ids
@@ -64,6 +67,11 @@ class Batcher:
         self._seated: dict[int, Request] = {}
         """By ticket."""
         self._regroups = least_microbatches > 0
+        self._hold = hold
+        self._held: set[int] = set()
+        """Microbatches whose next step waits until it is released."""
+        self._released: set[int] = set()
+        """Those that were held and are not asked about again before a step of them begins."""
         self._seats = Seats(
             topology.attention,
             topology.microbatches,
@@ -119,6 +127,12 @@ class Batcher:
         """From now on so many microbatches take requests; those of the others change over as their steps end."""
         assert self._regroups, "least_microbatches is 0"
         self._seats.open = microbatches
+        self._settle()
+
+    def release(self, microbatch: int) -> None:
+        """The microbatch has been held long enough: its step begins, if anybody is in it."""
+        self._held.remove(microbatch)
+        self._released.add(microbatch)
         self._settle()
 
     # Events
@@ -252,9 +266,16 @@ class Batcher:
             if self._regroups:
                 self._regroup()
             for microbatch in self._microbatches:
-                if microbatch.flight is None and microbatch.requests:
+                if microbatch.flight is None and microbatch.requests and not self._is_held(microbatch.number):
                     self._start_step(microbatch)
         self._admit()
+
+    def _is_held(self, microbatch: int) -> bool:
+        if self._hold is None or microbatch in self._released:
+            return False
+        if microbatch not in self._held and self._hold(microbatch):
+            self._held.add(microbatch)
+        return microbatch in self._held
 
     def _regroup(self) -> None:
         """Requests between two steps change over to microbatches that are open and emptier; the KV cache knows none of them."""
@@ -318,6 +339,7 @@ class Batcher:
                 rows_A.setdefault(request.attention, []).append(request)
         if not rows_A:
             return
+        self._released.discard(microbatch.number)
         step = microbatch.next_step
         microbatch.next_step += 1
         microbatch.flight = Step(step, rows_A, set(rows_A))

@@ -20,6 +20,7 @@ from afore.serving.observer import Observer
 from afore.serving.pace import Pace
 from afore.serving.requests import Request, State
 from afore.serving.spelling import Speller, Spelling
+from afore.serving.spread import Spread
 from afore.serving.texts import QUICK_CHARACTERS, Reader, most_characters
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,11 @@ class Engine:
             block_tokens=config.batch.block_tokens,
             eos_ids=limits.eos_ids,
             least_microbatches=config.batch.least_microbatches,
+            hold=self._hold if config.batch.spread else None,
         )
+        self._spread = Spread(config.topology.microbatches)
+        self._held: dict[int, asyncio.TimerHandle] = {}
+        """Microbatches whose next step is held back, until then."""
         most, least = config.topology.microbatches, config.batch.least_microbatches
         self._pace = Pace(most=most, least=least) if 0 < least < most else None
         """How many microbatches run, where that is not given."""
@@ -174,21 +179,36 @@ class Engine:
         self._send()
 
     def _step_done(self, attention: int, done: control.StepDone) -> None:
+        if self._batcher.waiting_for(done.microbatch, done.step) == (attention,):
+            self._spread.ended(done.microbatch, _now_ns())
         rows = self._batcher.step_done(attention, done)
         if self._pace is None or not rows:
             return
-        now_ns = round(asyncio.get_running_loop().time() * 1e9)
+        now_ns = _now_ns()
         wanted = self._pace.step_ended(done.microbatch, rows, now_ns)
         if wanted != self._batcher.num_microbatches:
             log.info("%d microbatches run, of %d", wanted, self._config.topology.microbatches)
             self._batcher.run_with(wanted)
 
+    def _hold(self, microbatch: int) -> bool:
+        """Whether the next step of the microbatch is held back; it is released in time."""
+        hold_ns = self._spread.hold_ns(microbatch, _now_ns())
+        if hold_ns:
+            self._held[microbatch] = asyncio.get_running_loop().call_later(hold_ns / 1e9, self._release, microbatch)
+        return hold_ns > 0
+
+    def _release(self, microbatch: int) -> None:
+        del self._held[microbatch]
+        self._batcher.release(microbatch)
+        self._send()
+
     def lost(self, name: str, reason: str) -> None:
         """A role is gone: every request ends with an error that names it, and so does every later one."""
         if self._lost is None:
             self._lost = RoleLost(name, reason)
-        for timer in (*self._step_timers.values(), *self._owed_timers.values()):
+        for timer in (*self._step_timers.values(), *self._owed_timers.values(), *self._held.values()):
             timer.cancel()
+        self._held.clear()
         self._step_timers.clear()
         self._owed_timers.clear()
         self._owed.clear()
@@ -350,6 +370,10 @@ class Engine:
                 f"step {announced.step} of microbatch {announced.microbatch} has no report after "
                 f"{self._config.times.step_s:g} s" + (f", nor from {others}" if others else ""),
             )
+
+
+def _now_ns() -> int:
+    return round(asyncio.get_running_loop().time() * 1e9)
 
 
 def _with_ids(submit: control.Submit, ids: Sequence[int]) -> control.Submit:

@@ -30,7 +30,7 @@ from afore.scheduler.traces.calibrate import (
 )
 from afore.scheduler.traces.corpus import CountCorpus
 from afore.scheduler.traces.records import TraceHeader, TraceTarget
-from afore.scheduler.traces.shape import PLACES, Shape
+from afore.scheduler.traces.shape import PLACES, Motion, Shape
 
 
 @dataclass(slots=True)
@@ -55,8 +55,12 @@ class CountWorkload:
             )
         chosen = shape.chosen(corpus.layers)
         counts_DPLE = corpus.counts_DPLE[:, :, chosen.start : chosen.stop]
+        if shape.motion.turn_step is not None and len(corpus.sources) < 2:
+            raise ConfigError(
+                "workload.turn_step", f"{corpus.sources[0]} alone has nothing to turn to", "give counts of two domains"
+            )
         if self.kappa_L is None:
-            self.kappa_L = concentration(counts_DPLE)
+            self.kappa_L = concentration(counts_DPLE) / shape.motion.jitter
         L, E = counts_DPLE.shape[2:]
         shares_DPLE, how = normal(counts_DPLE.astype(np.float64)), "as recorded"
         if shape.skew == "paper":
@@ -72,7 +76,8 @@ class CountWorkload:
                 f"{', '.join(corpus.sources)}: counts of {counts_DPLE.shape[1]} chunks each, layers {chosen.start} to"
                 f" {chosen.stop - 1};"
                 f" {shape.microbatches} microbatches of {shape.tokens} tokens, Dirichlet-multinomial with κ"
-                f" {np.min(self.kappa_L):,.0f} to {np.max(self.kappa_L):,.0f}; {how}: {in_words(mixed_LPE)}; seed {shape.seed}"
+                f" {np.min(self.kappa_L):,.0f} to {np.max(self.kappa_L):,.0f}; {how}: {in_words(mixed_LPE)}"
+                f"{_in_words(shape.motion)}; seed {shape.seed}"
             ),
             sources=("mixed",),
         )
@@ -115,9 +120,15 @@ class CountWorkload:
         M, T = shape.microbatches, shape.tokens
         walk_MD = rng.normal(size=(M, D))
         place_MD = rng.uniform(0, P, size=(M, D))
+        motion = shape.motion
+        kept = _KEPT**motion.pace
         step = 0
         while True:
             mix_MD = np.exp(walk_MD)
+            if motion.turn_step is not None:
+                first = (D + 1) // 2
+                mix_MD[:, first:] *= step >= motion.turn_step
+                mix_MD[:, :first] *= step < motion.turn_step
             mix_MD /= mix_MD.sum(axis=1, keepdims=True)
             mixed_MLE = [self._mixed(mix_MD[m], place_MD[m]) for m in range(M)]
             for layer in range(header.layers):
@@ -125,8 +136,8 @@ class CountWorkload:
                     shares_E = rng.dirichlet(self.kappa_L[layer] * mixed_MLE[m][layer] + 1e-9)
                     demand_E = _limited(rng.multinomial(T * header.top_k, shares_E), T, shares_E)
                     yield TraceTarget(target=Target(layer, m, step), demand_E=demand_E, tokens=T)
-            walk_MD = _KEPT * walk_MD + np.sqrt(1 - _KEPT**2) * rng.normal(size=(M, D))
-            place_MD = (place_MD + _CHUNKS_PER_STEP) % P
+            walk_MD = kept * walk_MD + np.sqrt(1 - kept**2) * rng.normal(size=(M, D))
+            place_MD = (place_MD + _CHUNKS_PER_STEP * motion.pace) % P
             step += 1
 
     def _mixed(self, mix_D: NDArray[np.float64], place_D: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -138,6 +149,13 @@ class CountWorkload:
             shares_PLE = self._shares_DPLE[d]
             mixed_LE += mix_D[d] * ((1 - part) * shares_PLE[here] + part * shares_PLE[(here + 1) % P])
         return mixed_LE
+
+
+def _in_words(motion: Motion) -> str:
+    words = f", moving {motion.pace:g} times as fast" if motion.pace != 1.0 else ""
+    return (
+        words if motion.turn_step is None else f"{words}, of the other half of domains from step {motion.turn_step} on"
+    )
 
 
 _KEPT = 0.98

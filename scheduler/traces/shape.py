@@ -30,6 +30,29 @@ class Workload(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Motion:
+    """How traffic moves on from step to step; only of workloads that are drawn around counts."""
+
+    pace: float = 1.0
+    """How many times as fast mixtures drift and chunks pass."""
+    jitter: float = 1.0
+    """How many times as much a target's shares vary around its mixture's: what κ is divided by."""
+    turn_step: int | None = None
+    """From this step on, requests are of the other half of the domains; none: always of all."""
+
+    def __post_init__(self) -> None:
+        for name in ("pace", "jitter"):
+            if not 0.0 < getattr(self, name) <= 1e4:
+                raise ConfigError(f"workload.{name}", f"{getattr(self, name)} is not above 0, and 10,000 at most")
+        if self.turn_step is not None and self.turn_step < 0:
+            raise ConfigError("workload.turn_step", f"{self.turn_step} is below 0")
+
+
+AS_COUNTED = Motion()
+"""Traffic that moves as chunks of counted text do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Of a generated workload."""
 
@@ -43,6 +66,7 @@ class Shape:
     skew: Skew = "real"
     imbalance: float = SKEW
     """Of ``skew="paper"``: pairs of the most loaded of 8 workers over the mean, mean over layers. 1: routing is uniform."""
+    motion: Motion = AS_COUNTED
 
     def __post_init__(self) -> None:
         for name in ("microbatches", "tokens"):

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afore.core.demand import count_demand
+from afore.core.errors import ConfigError
 from afore.core.target import Target
 from afore.scheduler.traces.calibrate import Shares, in_words, normal, orders, reordered
 from afore.scheduler.traces.corpus import TokenCorpus
 from afore.scheduler.traces.records import TraceHeader, TraceTarget
-from afore.scheduler.traces.shape import PLACES, Shape
+from afore.scheduler.traces.shape import AS_COUNTED, PLACES, Shape
 
 
 class TokenWorkload:
@@ -29,6 +30,10 @@ class TokenWorkload:
     """
 
     def __init__(self, corpus: TokenCorpus, shape: Shape) -> None:
+        if shape.motion != AS_COUNTED:
+            raise ConfigError(
+                "workload.motion", f"{corpus.sources[0]} has tokens in their order, which is as it is", "give counts"
+            )
         self._corpus, self._shape = corpus, shape
         chosen = shape.chosen(corpus.layers)
         ids_GLK = np.ascontiguousarray(corpus.ids_GLK[:, chosen.start : chosen.stop])

@@ -85,8 +85,14 @@ class World:
         block_tokens: int = 4,
         chunk_tokens: int = 0,
         least: int = 0,
+        holds: Sequence[bool] = (),
     ) -> None:
-        """``least``: the fewest microbatches that may run (``run_with``); 0: always all of them."""
+        """``least``: the fewest microbatches that may run (``run_with``); 0: always all of them. ``holds``: what is answered, in
+        turns, when a step could begin; none: none is held back."""
+        self.holds = holds
+        self.held: list[int] = []
+        """Microbatches that wait to be released."""
+        self.num_asked = 0
         self.least = least
         self.topology = topology
         self.capacity = capacity
@@ -99,6 +105,7 @@ class World:
             block_tokens=block_tokens,
             eos_ids=frozenset({EOS}),
             least_microbatches=least,
+            hold=self._hold if holds else None,
         )
         self.workers_A = [Worker(blocks, block_tokens) for _ in range(topology.attention)]
         self.lines_P = [PromptLine(chunk_tokens, most_open=2) for _ in range(topology.prefill)]
@@ -136,6 +143,13 @@ class World:
         flights = [(m.number, m.flight) for m in batches if m.flight is not None]
         return [(number, flight.step) for number, flight in flights if self._computes_everywhere(number, flight.step)]
 
+    def _hold(self, microbatch: int) -> bool:
+        assert microbatch not in self.held, "asked again while it waits"
+        self.num_asked += 1
+        if self.holds[self.num_asked % len(self.holds)]:
+            self.held.append(microbatch)
+        return microbatch in self.held
+
     def _computes_everywhere(self, microbatch: int, step: int) -> bool:
         tokens_A = self.announced[microbatch, step]
         running = [
@@ -159,6 +173,11 @@ class World:
 
     def run_with(self, microbatches: int) -> None:
         self.batcher.run_with(microbatches)
+        self.pull()
+
+    def release(self, microbatch: int) -> None:
+        self.held.remove(microbatch)
+        self.batcher.release(microbatch)
         self.pull()
 
     def abort(self, microbatch: int, step: int) -> None:
@@ -241,6 +260,8 @@ class World:
                 self.land(links[0])
             elif places := self.to_hear():
                 self.hear(places[0])
+            elif self.held:
+                self.release(self.held[0])
             else:
                 return
         raise AssertionError("messages without end")
@@ -294,8 +315,8 @@ class World:
         assert all(self.batcher._seats.of_worker(a) <= most for a in range(self.topology.attention))
 
     def oldest_A(self) -> list[Request | None]:
-        """Of each attention worker."""
-        seated = self.batcher._seated.values()
+        """Of each attention worker, among those that have not been told to go."""
+        seated = [request for request in self.batcher._seated.values() if not request.leaving]
         by_age = [
             sorted((r for r in seated if r.attention == a), key=lambda r: r.number) for a in range(len(self.workers_A))
         ]
@@ -316,6 +337,7 @@ class World:
                 assert isinstance(message, control.Announce)
                 key = (message.microbatch, message.step)
                 assert key not in self.announced, "a step number is never used twice"
+                assert message.microbatch not in self.held, "begun while it is held back"
                 self.announced[key] = message.tokens_A
                 assert any(message.tokens_A)
                 assert all(0 <= tokens <= self.capacity for tokens in message.tokens_A)

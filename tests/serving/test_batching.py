@@ -33,6 +33,7 @@ def anything(world: World, choice: int) -> bool:
         (world.prefill, world.to_prefill()),
         (world.land, world.to_land()),
         (world.finish, world.to_finish()),
+        (world.release, world.held),
     ]
     possible = [(act, places) for act, places in kinds if places]
     if possible:
@@ -59,8 +60,9 @@ class AnyOrder(RuleBasedStateMachine):
         block_tokens=st.integers(1, 3),
         chunk_tokens=st.integers(0, 3),
         least=st.integers(0, 3),
+        holds=st.lists(st.booleans(), max_size=5),
     )
-    def begin(self, attention: int, microbatches: int, prefill: int, least: int, **shape: int) -> None:
+    def begin(self, attention: int, microbatches: int, prefill: int, least: int, **shape: Any) -> None:
         topology = Topology(attention=attention, ffn=2, prefill=prefill, microbatches=microbatches)
         self.world = World(topology, least=min(least, microbatches), **shape)
         self.oldest_A = [None] * attention
@@ -140,6 +142,7 @@ def test_storms_of_requests_in_tiny_caches(first_seed: int) -> None:
             blocks=numbers.randint(3, 9),
             block_tokens=numbers.randint(1, 3),
             chunk_tokens=numbers.randint(0, 3),
+            holds=numbers.choices([True, False], k=numbers.randint(0, 5)),
         )
         room = world.blocks * world.block_tokens
         cancelled: set[str] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def expected(prompts: list[list[int]]) -> list[list[int]]:
     return [reference.generate(prompt, NEW_TOKENS, ignore_eos=True) for prompt in prompts]
 
 
-def make_config(attention: int = 2, ffn: int = 3, microbatches: int = 2, **batch: int) -> RunConfig:
+def make_config(attention: int = 2, ffn: int = 3, microbatches: int = 2, **batch: Any) -> RunConfig:
     topology = Topology(attention=attention, ffn=ffn, microbatches=microbatches, redundant_slots=0)
     options = BatchOptions(max_num_seqs=16, **batch)
     return RunConfig(topology=topology, batch=options, times=TimeOptions(step_s=20, control_s=20))

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from afore.scheduler.traces.shape import Motion
 from afore.testing import run_virtual
 from afore.tools.evaluate.closed_run import ClosedRun, percentile
 from afore.tools.evaluate.copies import CopySamples
@@ -19,7 +20,7 @@ from afore.workers.device.hardware import HardwareProfile, read_profile
 
 __all__ = ["Cell", "demand_key", "percentile", "run_cell"]
 
-FORMAT = 6
+FORMAT = 7
 """Of a cell's JSON: a run of another format is run again."""
 
 
@@ -57,6 +58,12 @@ class Cell:
     """Attention on the FFN workers' devices."""
     imbalance: float = STATIC_IMBALANCE
     """Mean static imbalance of the demand; 1: uniform routing."""
+    pace: float = 1.0
+    """How many times as fast as counted texts the traffic moves on."""
+    jitter: float = 1.0
+    """How many times as much targets differ from their traffic's mean as chunks of counted texts do."""
+    turns: bool = False
+    """Whether all requests are of other topics from the first measured step on."""
     slow_worker: float = 1.0
     """How many times slower FFN worker 0 is."""
     options: tuple[Option, ...] = ()
@@ -91,6 +98,7 @@ def demand_key(cell: Cell, profile: HardwareProfile) -> DemandKey:
         steps=cell.warm + cell.steps + 8,
         seed=cell.seed,
         imbalance=cell.imbalance,
+        motion=Motion(pace=cell.pace, jitter=cell.jitter, turn_step=cell.warm + 1 if cell.turns else None),
         routing=cell.routing,
     )
 

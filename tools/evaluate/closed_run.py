@@ -11,7 +11,7 @@ from afore.core.config import RunConfig
 from afore.serving.client import Event, failure
 from afore.serving.virtual import Emulation, VirtualCluster, running_virtual
 from afore.tools.evaluate.copies import CopySamples
-from afore.tools.evaluate.window import between
+from afore.tools.evaluate.window import between, tokens_per_s
 from afore.tools.evaluate.workloads import WORKLOADS, prompt_lengths
 
 if TYPE_CHECKING:
@@ -99,13 +99,10 @@ class ClosedRun:
             for times_ns in self._times_ns
             for earlier, after in zip(times_ns[warm:last], times_ns[warm + 1 : last + 1], strict=True)
         )
-        itl_mean_ms = round(sum(itls_ms) / len(itls_ms), 6)
         return {
             "tokens": len(itls_ms),
-            # Every seat decodes all the time, so that Little's law holds. Counting what comes between the first request's first
-            # measured token and the last one's last would count parts of steps at both ends.
-            "tokens_per_s": round(self._seats / itl_mean_ms * 1e3, 3),
-            "itl_mean_ms": itl_mean_ms,
+            "tokens_per_s": round(tokens_per_s(self._times_ns, warm, last), 3),
+            "itl_mean_ms": round(sum(itls_ms) / len(itls_ms), 6),
             "itl_p50_ms": percentile(itls_ms, 50),
             "itl_p95_ms": percentile(itls_ms, 95),
             **between(before, stats),

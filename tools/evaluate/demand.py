@@ -25,13 +25,14 @@ from afore.scheduler.traces import Shape, TraceHeader, TraceReader, TraceTarget,
 from afore.scheduler.traces.calibrate import SKEW
 from afore.scheduler.traces.corpus import CountCorpus, TokenCorpus, is_corpus
 from afore.scheduler.traces.count_workload import CountWorkload
+from afore.scheduler.traces.shape import AS_COUNTED, Motion
 from afore.scheduler.traces.token_workload import TokenWorkload
 from afore.tools.evaluate.workloads import WORKLOADS, Workload
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
 
-FORMAT = 1
+FORMAT = 2
 """Of how tables are made: another one makes other tables."""
 STATIC_IMBALANCE = SKEW
 TOPICS, CHUNKS, CHUNK_TOKENS = 4, 8, 20_000
@@ -57,6 +58,8 @@ class DemandKey:
     seed: int = 0
     imbalance: float = STATIC_IMBALANCE
     """Mean static imbalance over 8 workers; 1: uniform routing. Not of recorded traces, which are what they are."""
+    motion: Motion = AS_COUNTED
+    """How the traffic moves on from step to step. Not of recorded traces."""
     routing: str = ""
     """Files of published routing, or one recorded trace, by commas; empty: generated."""
 
@@ -151,9 +154,16 @@ def _made(key: DemandKey) -> tuple[TraceHeader, Iterator[TraceTarget]]:
         raise ConfigError("workload", f"there is no {key.workload!r}", f"of {', '.join(WORKLOADS)}")
     paths = [Path(name) for name in key.routing.split(",") if name]
     if len(paths) == 1 and not is_corpus(paths[0]):
+        if key.motion != AS_COUNTED:
+            raise ConfigError("--routing", f"{paths[0]} is recorded: it moves as it does", "give counts of texts")
         return _recorded(key, TraceReader(paths[0], ids=False))
     shape = Shape(
-        microbatches=key.microbatches, tokens=key.tokens, seed=key.seed, skew="paper", imbalance=key.imbalance
+        microbatches=key.microbatches,
+        tokens=key.tokens,
+        seed=key.seed,
+        skew="paper",
+        imbalance=key.imbalance,
+        motion=key.motion,
     )
     corpus: CountCorpus | TokenCorpus
     if paths:

@@ -11,6 +11,7 @@ from afore.tools.evaluate.fig_case import CASE_FIGURES
 from afore.tools.evaluate.fig_compare import COMPARE_FIGURES
 from afore.tools.evaluate.fig_planner import PLANNER_FIGURES
 from afore.tools.evaluate.fig_sensitivity import SENSITIVITY
+from afore.tools.evaluate.fig_traffic import TRAFFIC
 from afore.tools.evaluate.figure import Figure
 
 _COMPARED, *_BEYOND = COMPARE_FIGURES
@@ -25,6 +26,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             *ABLATION_FIGURES,
             *_BEYOND,
             SENSITIVITY,
+            TRAFFIC,
             ARRIVING,
         )
     }

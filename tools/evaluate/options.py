@@ -14,7 +14,7 @@ from afore.tools.evaluate.workloads import WORKLOADS
 from afore.workers.device.hardware import profile_names
 
 QUICK_LAYERS, QUICK_STEPS, QUICK_WARM, QUICK_ROWS = 6, 8, 12, 80
-WARM, STEPS, ROWS = 15, 8, 325
+WARM, STEPS, ROWS = 20, 8, 325
 
 EPILOG = f"""examples:
   python -m afore.tools.evaluate --quick                                   # a first look: small batches, few layers
@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
         "--sweep-layers",
         type=count,
         metavar="L",
-        help="MoE layers of hiding, grid, sensitivity and arrivals, which are many or long runs (those of --layers)",
+        help="MoE layers of hiding, grid, sensitivity, traffic and arrivals, which are many or long runs (those of --layers)",
     )
     made.add_argument("--steps", type=count, metavar="S", help=f"steps that are measured ({STEPS})")
     made.add_argument(

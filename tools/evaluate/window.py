@@ -1,8 +1,10 @@
-"""What a run did between two looks at its scheduler's statistics, which count from its beginning."""
+"""What a run did in the time that is measured: between two looks at statistics that count from its beginning, and throughput."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 _RATIOS = (("token", "before"), ("token", "after"), ("tile", "before"), ("tile", "after"), ("tile", "bound"))
@@ -25,6 +27,23 @@ def between(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> dict[
         "counters": counters,
         "targets": counters.get("targets", 0),
     }
+
+
+def tokens_per_s(times_ns: Sequence[Sequence[int]], first: int, last: int) -> float:
+    """Throughput while each request decodes its tokens after ``first``, up to ``last``: the time that is common to all of them.
+
+    A token counts for the part of the time since the one before it that lies within: whole tokens would count parts of steps at
+    both ends, as many as happen to lie there.
+    """
+    begin_ns = max(times[first] for times in times_ns)
+    end_ns = min(times[last] for times in times_ns)
+    if end_ns <= begin_ns:  # steps so far apart have no time in common: what each has to itself
+        return sum((last - first) / (times[last] - times[first]) for times in times_ns) * 1e9
+    within = 0.0
+    for shared, seats in Counter(tuple(times[first : last + 1]) for times in times_ns).items():
+        for earlier, after in pairwise(shared):
+            within += seats * max(0, min(after, end_ns) - max(earlier, begin_ns)) / (after - earlier)
+    return within / (end_ns - begin_ns) * 1e9
 
 
 def _sum(layer: Mapping[str, Any] | None, kind: str, name: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from afore.scheduler.traces import Shape, TraceError, TraceTarget, TraceWriter, 
 from afore.scheduler.traces.calibrate import HOT_PART, SKEW, hot_part, normal, skew
 from afore.scheduler.traces.corpus import CountCorpus, TokenCorpus, is_corpus
 from afore.scheduler.traces.count_workload import CountWorkload, concentration
+from afore.scheduler.traces.shape import Motion
 
 REAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "routing"
 
@@ -129,6 +131,51 @@ def test_a_shape_that_cannot_be() -> None:
     corpus = CountCorpus(counts_DPLE=np.ones((1, 1, 1, 4), np.int64), sources=("x",), top_k=0)
     with pytest.raises(ConfigError, match="does not say how many tokens"):
         workload_of(corpus, Shape())
+
+
+def apart(corpus: CountCorpus, motion: Motion) -> float:
+    """How much of the demand moves from a step to the next, 0 to 1, in the mean."""
+    shape = Shape(tokens=2000, microbatches=1, layers=1, motion=motion)
+    shares = demands(taken(CountWorkload(corpus, shape, np.full(1, 1e6) / motion.jitter), 60)) / 8000
+    return float(np.abs(np.diff(shares, axis=0)).sum(axis=1).mean() / 2)
+
+
+def test_traffic_moves_as_fast_as_it_is_told(tmp_path: Path) -> None:
+    counts_file(tmp_path / "c.npz", chunks=40)
+    corpus = read_corpus([tmp_path / "c.npz"])
+    assert isinstance(corpus, CountCorpus)
+    still = apart(corpus, Motion(pace=1e-4))
+    assert apart(corpus, Motion()) < 2 * still, "of a step of counted text, sampling is most"
+    assert apart(corpus, Motion(pace=64)) > 3 * still
+    assert apart(corpus, Motion(jitter=1e4)) > 3 * still
+    assert np.array_equal(
+        demands(taken(workload_of(corpus, Shape(tokens=50)), 40)),
+        demands(taken(workload_of(corpus, Shape(tokens=50, motion=Motion(pace=1.0, jitter=1.0))), 40)),
+    )
+
+
+def test_traffic_turns_to_the_other_half_of_its_domains() -> None:
+    of_one, of_other = [8, 8, 0, 0], [0, 0, 8, 8]
+    corpus = CountCorpus(counts_DPLE=np.array([[[of_one]], [[of_other]]]), sources=("before", "after"), top_k=2)
+    shape = Shape(tokens=100, microbatches=2, motion=Motion(turn_step=3))
+    for row in taken(CountWorkload(corpus, shape, np.full(1, 1e6)), 12):
+        assert row.demand_E is not None
+        away = row.demand_E[2:] if row.target.step < 3 else row.demand_E[:2]
+        assert not away.any()
+    with pytest.raises(ConfigError, match=r"workload\.turn_step: before alone has nothing to turn to"):
+        CountWorkload(CountCorpus(counts_DPLE=corpus.counts_DPLE[:1], sources=("before",), top_k=2), shape)
+
+
+def test_tokens_in_their_order_move_as_they_do(tmp_path: Path) -> None:
+    tokens_file(tmp_path / "a.npz")
+    with pytest.raises(ConfigError, match=r"workload\.motion: .* give counts"):
+        workload_of(read_corpus([tmp_path / "a.npz"]), Shape(motion=Motion(pace=2.0)))
+
+
+@pytest.mark.parametrize("bad", [{"pace": 0.0}, {"jitter": -1.0}, {"pace": float("nan")}, {"turn_step": -1}])
+def test_a_motion_that_cannot_be(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"workload\.{next(iter(bad))}"):
+        Motion(**bad)
 
 
 @pytest.mark.parametrize(

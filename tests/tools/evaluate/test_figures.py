@@ -156,7 +156,9 @@ def test_sweeps_may_run_on_fewer_layers() -> None:
     for figure in RUN:
         assert figure.cells is not None
         depths = {cell.layers for cell in figure.cells(one)}
-        assert depths == ({3} if figure.name in ("hiding", "grid", "sensitivity", "arrivals") else {TEMPLATE.layers})
+        assert depths == (
+            {3} if figure.name in ("hiding", "grid", "sensitivity", "traffic", "arrivals") else {TEMPLATE.layers}
+        )
         assert rows_of(figure, one)
 
 

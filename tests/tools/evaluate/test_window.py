@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from afore.core.clock import WallClock
 from afore.core.metrics import ImbalanceStats, Loads
 from afore.core.target import Target
 from afore.tools.evaluate.copies import CopySamples
-from afore.tools.evaluate.window import between
+from afore.tools.evaluate.window import between, tokens_per_s
 
 LAYERS, WORKERS = 2, 4
 
@@ -102,3 +103,20 @@ def test_a_tracer_hears_of_ffn_workers_alone() -> None:
     samples = CopySamples(2)
     assert samples.tracer("ffn-1", WallClock()).enabled
     assert not samples.tracer("attention-0", WallClock()).enabled
+
+
+@given(
+    starts=st.lists(st.integers(0, 10_000), min_size=1, max_size=12),
+    step_ns=st.integers(1_000, 50_000),
+    steps=st.integers(3, 9),
+)
+def test_throughput_is_the_same_wherever_steps_begin(starts: list[int], step_ns: int, steps: int) -> None:
+    times_ns = [[start + step_ns * number for number in range(steps + 2)] for start in starts]
+    assert tokens_per_s(times_ns, 1, steps) == pytest.approx(len(starts) / step_ns * 1e9)
+
+
+@given(gaps=st.lists(st.integers(500, 2_000), min_size=8, max_size=8), seats=st.integers(1, 5))
+def test_throughput_of_one_batch_is_what_came_over_how_long_it_took(gaps: list[int], seats: int) -> None:
+    times_ns = [list(accumulate(gaps))] * seats
+    taken_ns = times_ns[0][6] - times_ns[0][2]
+    assert tokens_per_s(times_ns, 2, 6) == pytest.approx(4 * seats / taken_ns * 1e9)
