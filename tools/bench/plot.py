@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,15 @@ def plot_library() -> Any:
             "matplotlib", "it is not installed", "pip install 'afore[bench]', or leave out --plot"
         ) from error
     return Figure
+
+
+@contextmanager
+def named_ids(name: str) -> Iterator[None]:
+    """Within, an SVG's ids follow from a name and from what is drawn: by themselves they are random."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": name}):
+        yield
 
 
 def check_plot(path: str) -> str:

@@ -1,8 +1,12 @@
-"""What Figure 11 is made of: of every target with copies, their time D, their window W, and what was left of it or exposed."""
+"""What Figure 11 is made of: of every target with copies, their time D, their window W, and what was left of it or exposed.
+
+Copies of a target's own plan are told from those that were sent ahead, by entries of their own, and a target's waits for its own
+from waits for what an earlier plan or such an entry is still filling.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 from afore.core.clock import Clock
@@ -29,6 +33,10 @@ class CopySamples:
         self._copies: dict[int, int] = defaultdict(int)
         self._first_layer: set[int] = set()
         """Sequences of targets of the first MoE layer."""
+        self._made: Counter[int] = Counter()
+        """Copies that landed, by the sequence of the entry that made them."""
+        self._of_targets: set[int] = set()
+        """Sequences of all targets: an entry of another sequence is of copies alone."""
         self._latest = self._ignored = -1
         self._stopped = False
 
@@ -38,6 +46,7 @@ class CopySamples:
         for counted in (self._raw_us, self._d_us, self._w_us, self._left_us, self._exposed_us, self._copies):
             counted.clear()
         self._first_layer.clear()
+        self._made.clear()
 
     def stop(self) -> None:
         """Nothing is counted from here on."""
@@ -52,11 +61,14 @@ class CopySamples:
         """A copy has landed; before it began, it waited for uses of its slot, or for its target's turn."""
         key = (worker, args["layer"], args["slot"], args["generation"])
         self._landed[key] = (args["submitted_ns"], begun_ns, end_ns)
+        if not self._stopped:
+            self._made[args["generation"]] += 1
 
     def waited(self, worker: int, target: Target, reached_ns: int, args: dict[str, Any]) -> None:
         """A target has come to its wait, and gone on."""
         sequence = args["sequence"]
         self._latest = max(self._latest, sequence)
+        self._of_targets.add(sequence)
         if self._stopped or sequence <= self._ignored:
             return
         if target.layer == 0:
@@ -66,8 +78,8 @@ class CopySamples:
             if landed is None:
                 continue
             submitted_ns, begun_ns, end_ns = landed
-            late_us = max(0, end_ns - reached_ns) / 1e3
-            self._exposed_us[sequence] = max(self._exposed_us[sequence], late_us)
+            if end_ns > reached_ns:
+                self._exposed_us[sequence] = max(self._exposed_us[sequence], (end_ns - reached_ns) / 1e3)
             if generation == sequence:
                 self._copies[sequence] += 1
                 self._raw_us[sequence] = max(self._raw_us[sequence], (end_ns - begun_ns) / 1e3)
@@ -79,17 +91,21 @@ class CopySamples:
     def summary(self) -> dict[str, Any]:
         """Means and distributions over targets that copied; times in µs, the worst of a target's workers."""
         sequences = sorted(self._copies)
-        exposed = [self._exposed_us[s] for s in sequences]
+        exposed = [self._exposed_us.get(s, 0.0) for s in sequences]
         return {
             "targets": len(sequences),
             "copies": sum(self._copies.values()),
+            "ahead": sum(count for entry, count in self._made.items() if entry not in self._of_targets),
             "d_us": _spread([self._d_us[s] for s in sequences]),
             "raw_us": _spread([self._raw_us[s] for s in sequences]),
             "w_us": _spread([self._w_us[s] for s in sequences]),
             "left_us": _spread([self._left_us[s] for s in sequences]),
             "exposed_us": _spread(exposed),
             "exposed_targets": sum(value > 0 for value in exposed),
-            "exposed_in_first_layer": sum(self._exposed_us[s] > 0 for s in sequences if s in self._first_layer),
+            "exposed_in_first_layer": sum(
+                value > 0 for s, value in zip(sequences, exposed, strict=True) if s in self._first_layer
+            ),
+            "exposed_to_earlier": len(self._exposed_us.keys() - self._copies.keys()),
         }
 
 

@@ -54,6 +54,7 @@ KNOBS: tuple[tuple[str, tuple[Any, ...], tuple[Any, ...], _Change], ...] = (
         (0.5,),
         lambda s, v: {"rows": max(1, round(s.template.rows * v))},
     ),
+    ("steps spread", (0, 1), (0,), lambda s, v: {"options": (*s.template.options, ("batch.spread", bool(v)))}),
     ("one slow worker", (1.0, 1.25, 1.5, 2.0), (1.5,), lambda s, v: {"slow_worker": v}),
 )
 """(what, all its values, the quick ones, what it changes in the template)."""

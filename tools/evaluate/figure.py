@@ -107,14 +107,26 @@ def copies_of(found: Mapping[str, Any]) -> dict[str, float]:
     copies = found["copies"]
     return {
         "copies a target": copies["copies"] / max(1, found["targets"]),
+        "sent ahead": copies["ahead"] / max(1, found["targets"]),
         "exposed": copies["exposed_us"]["mean"] / 1e3,
         "sampled": float(copies["targets"]),
         "exposed targets": float(copies["exposed_targets"]),
         "of the first layer": float(copies["exposed_in_first_layer"]),
+        "waited for earlier": float(copies["exposed_to_earlier"]),
     }
 
 
 COPIES: Mapping[str, str] = MappingProxyType(
-    {"copies a target": "", "exposed": "ms", "sampled": "", "exposed targets": "", "of the first layer": ""}
+    {
+        "copies a target": "",
+        "sent ahead": "",
+        "exposed": "ms",
+        "sampled": "",
+        "exposed targets": "",
+        "of the first layer": "",
+        "waited for earlier": "",
+    }
 )
-"""Columns and units of ``copies_of``."""
+"""Columns and units of ``copies_of``: copies of targets' own plans, and those sent ahead of any, a target; what the former's
+targets waited in the mean; how many such targets there were, waited, and were of the first layer; and how many others waited, for
+copies of an earlier plan or sent ahead."""

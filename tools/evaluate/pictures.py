@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from afore.tools.bench.files import write_whole
-from afore.tools.bench.plot import plot_library
+from afore.tools.bench.plot import named_ids, plot_library
 from afore.tools.evaluate.figure import Figure, Row
 
 OURS, FAINT, PAPER, INK, MUTED = "#2a7f9e", "#a9cfdc", "#d1495b", "#22313a", "#7b8a92"
@@ -37,9 +37,10 @@ def draw(figure: Figure, rows: Sequence[Row], directory: Path, kinds: Sequence[s
     written = []
     for kind in kinds:
         picture = io.BytesIO()
-        # Without a date and with named ids two runs draw the same bytes.
+        # Without a date, and with ids that are no random ones, two runs draw the same bytes.
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        canvas.savefig(picture, format=kind, metadata=metadata, dpi=140)
+        with named_ids(figure.name):
+            canvas.savefig(picture, format=kind, metadata=metadata, dpi=140)
         written.append(directory / f"{figure.name}.{kind}")
         write_whole(str(written[-1]), picture.getvalue())
     return written

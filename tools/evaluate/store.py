@@ -177,7 +177,8 @@ _NEEDED = (
     "targets",
     *(f"imbalance.tile.{name}" for name in ("before", "after", "bound")),
     *(f"imbalance.token.{name}" for name in ("before", "after")),
-    *(f"copies.{name}" for name in ("copies", "targets", "exposed_targets", "exposed_in_first_layer")),
+    *(f"copies.{name}" for name in ("copies", "ahead", "targets")),
+    *(f"copies.exposed_{name}" for name in ("targets", "in_first_layer", "to_earlier")),
     *(f"copies.{name}.mean" for name in _DRAWN),
 )
 """Numbers that figures read."""
