@@ -48,6 +48,22 @@ def test_where_each_target_is_dear_fewer_microbatches_run_and_all_is_faster() ->
 
 
 @pytest.mark.slow
+def test_microbatches_that_came_together_part_and_experts_wait_less() -> None:
+    """A step's end takes an attention worker longer than experts take for a target; without parting, three ends come at once."""
+    asked = asks(12, 60)
+    profile = dataclasses.replace(FFN_BOUND, sample_us=300.0)
+    emulation = dataclasses.replace(EMULATION, profile=profile)
+    apart, together = (
+        run_emulated(
+            dataclasses.replace(ROOMY, batch=dataclasses.replace(ROOMY.batch, spread=spread)), asked, emulation
+        )
+        for spread in (True, False)
+    )
+    assert apart.tokens == together.tokens == prescribed(asked)
+    assert apart.elapsed_ns < 0.95 * together.elapsed_ns
+
+
+@pytest.mark.slow
 def test_one_microbatch_is_not_kept_where_two_hide_more() -> None:
     emulation = dataclasses.replace(EMULATION, profile=SLOW_ATTENTION)
     run = run_emulated(
