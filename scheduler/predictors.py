@@ -29,10 +29,6 @@ class Transitions:
         cells_X = ids_TK[:, :, None].astype(np.int64) * self._E + next_ids_TK[:, None, :]
         self.counts_LEE[layer] += np.bincount(cells_X.reshape(-1), minlength=self._E**2).reshape(self._E, self._E)
 
-    def observe_demand(self, layer: int, demand_E: Ids, next_demand_E: Ids) -> None:
-        """The same without tokens' ids: as if each pair of the next layer were anybody's of this one."""
-        self.counts_LEE[layer] += np.outer(demand_E, next_demand_E).astype(np.int64)
-
     def predict(self, layer: int, demand_E: Ids) -> DemandVector:
         """The next layer's demand [E], int32, from that of ``layer``: each pair counts as its expert's followers' shares.
 

@@ -34,9 +34,7 @@ from afore.serving.kv_ledger import KvLedger
 from afore.serving.requests import NOWHERE, Microbatch, Request, State, Step
 from afore.serving.seats import Seats
 from afore.serving.spelling import Spelling
-
-CLIENT = "client"
-Destination = tuple[str, int]
+from afore.serving.spoken import CLIENT, Destination, Spoken
 
 
 class Batcher:
@@ -204,7 +202,7 @@ class Batcher:
         flight.waiting_for.discard(attention)
         requests = flight.rows_A[attention]
         logprobs_T = done.logprobs or (None,) * len(requests)
-        spoken = _Spoken(self._out)
+        spoken = Spoken(self._out)
         for request, token, logprobs in zip(requests, done.tokens, logprobs_T, strict=True):
             request.cancelled_step = False
             if request.state is State.RUNNING:
@@ -451,42 +449,6 @@ class Batcher:
 
     def _send(self, role: str, rank: int, message: control.Message) -> None:
         self._out.append(((role, rank), message))
-
-
-class _Spoken:
-    """Tokens of one step on their way out: those that follow one another to the same client go together."""
-
-    __slots__ = ("_client", "_out", "_requests", "_texts", "_tokens")
-
-    def __init__(self, out: list[tuple[Destination, control.Message]]) -> None:
-        self._out = out
-        self._client = NOWHERE
-        self._requests: list[Request] = []
-        self._tokens: list[int] = []
-        self._texts: list[str] = []
-
-    def add(self, request: Request, token: int, text: str) -> None:
-        """The newest token of the request, which is not its last."""
-        if request.client != self._client:
-            self.send()
-            self._client = request.client
-        self._requests.append(request)
-        self._tokens.append(token)
-        self._texts.append(text)
-
-    def send(self) -> None:
-        """What has come together goes out."""
-        if self._requests:
-            together = control.TokensOut(
-                tuple([request.name for request in self._requests]),
-                tuple([len(request.produced) - 1 for request in self._requests]),
-                tuple(self._tokens),
-                tuple(self._texts) if any(self._texts) else (),
-            )
-            self._out.append(((CLIENT, self._client), together))
-            self._requests.clear()
-            self._tokens.clear()
-            self._texts.clear()
 
 
 def _age(request: Request) -> int:

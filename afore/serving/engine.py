@@ -14,12 +14,13 @@ from afore.core.config import RunConfig
 from afore.core.errors import PromptTooLong, QueueFull, RequestError, RoleLost
 from afore.core.topology import ATTENTION, PREFILL, SCHEDULER, member_name
 from afore.serving.admission import Limits, check_request
-from afore.serving.batching import CLIENT, Batcher
+from afore.serving.batching import Batcher
 from afore.serving.hub import Hub
 from afore.serving.observer import Observer
 from afore.serving.pace import Pace
 from afore.serving.requests import Request, State
 from afore.serving.spelling import Speller, Spelling
+from afore.serving.spoken import CLIENT
 from afore.serving.spread import Spread
 from afore.serving.texts import QUICK_CHARACTERS, Reader, most_characters
 

@@ -33,13 +33,6 @@ def test_each_layer_has_its_own_and_learns_as_it_goes() -> None:
     assert Transitions(num_layers=1, num_experts=2).counts_LEE.shape == (0, 2, 2)
 
 
-def test_from_counts_alone_everybody_may_have_followed_anybody() -> None:
-    transitions = Transitions(num_layers=2, num_experts=2)
-    transitions.observe_demand(0, counts(2, 1), counts(3, 0))
-    assert transitions.counts_LEE[0].tolist() == [[6, 0], [3, 0]]
-    assert transitions.predict(0, counts(0, 7)).tolist() == [7, 0]
-
-
 @given(
     st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=2), min_size=1, max_size=9),
     st.lists(st.integers(0, 90), min_size=6, max_size=6),

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from afore.core import control
 from afore.core.topology import ATTENTION, PREFILL, SCHEDULER, Topology
 from afore.models.kv import BlockAllocator
-from afore.serving.batching import CLIENT, Batcher
+from afore.serving.batching import Batcher
 from afore.serving.requests import Request
+from afore.serving.spoken import CLIENT
 from afore.workers.kv_pool import KvPool, bell
 from afore.workers.prompt_line import PromptLine
 

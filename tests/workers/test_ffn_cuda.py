@@ -40,6 +40,7 @@ from tests.workers.ffn_rig import Rig
 from tests.workers.random_plans import NoPlans, PlannerPlans, RandomPlans
 from tests.workers.test_ffn_cpu import RandomExperts
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = Shape(attention=2, ffn=3, microbatches=3, slots=2, layers=2, steps=4, experts=8, top_k=3, hidden=8, expert=12)
 
 
@@ -147,14 +148,6 @@ async def served(
         assert calls.mistakes == []
         assert set(calls.live.values()) == {0}, calls.live
     return rig, processes
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def machine(**options: Any) -> Machine:

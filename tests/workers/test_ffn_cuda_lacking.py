@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from afore.core.clock import WallClock
 from afore.transport.loopback import LoopbackNetwork
@@ -19,13 +18,7 @@ from tests.workers.random_plans import PlannerPlans
 from tests.workers.test_ffn_cpu import RandomExperts
 from tests.workers.test_ffn_cuda import SHAPE, FakeGpuFfn, configured
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 async def alike(calls_of: Callable[[int], FakeCalls], **options: Any) -> Rig:
