@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
+from afore.core.errors import ConfigError
 from afore.core.target import Target
 from afore.scheduler.policies.base import Action, Assign, Copies, Demand, PolicyContext, Quiet
+from afore.scheduler.policies.registry import check_policy
 from afore.serving.virtual import run_emulated
 from tests.serving.virtual_cases import EMULATION, SMOKE, asks, prescribed
 
@@ -55,3 +58,10 @@ def test_the_tokens_stay_the_same_and_the_mistakes_are_counted(mistake: type[Rai
     assert run.tokens == prescribed(asks())
     counters = run.stats["counters"]
     assert counters["policy_errors"] == counters["targets"] > 0
+
+
+def test_a_module_that_ends_the_process_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_script_of_mine.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"a_script_of_mine cannot be imported \(SystemExit: 0\); mend that module"):
+        check_policy("a_script_of_mine:Policy")
