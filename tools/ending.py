@@ -1,4 +1,4 @@
-"""How a tool's process ends: its status, and no traceback where a reader went away, a disk is full, or somebody pressed Ctrl-C."""
+"""How a tool's process ends: its status, and no traceback where a reader went away, a disk is full, or somebody ended it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import NoReturn
 
 from afore.core.descriptors import fill_standard_descriptors
@@ -18,11 +20,17 @@ PIPE_STATUS = 141
 """What a shell reports of a command that writes to a closed pipe: 128 + SIGPIPE."""
 INTERRUPTED_STATUS = 130
 """128 + SIGINT."""
+TERMINATED_STATUS = 143
+"""128 + SIGTERM."""
 
 
 def end_with(main: Callable[[], int]) -> NoReturn:
-    """Runs ``main`` and exits with what it returns; ``tool | head`` and Ctrl-C end it quietly, a full disk with one line."""
+    """Runs ``main`` and exits with what it returns; ``tool | head``, Ctrl-C and SIGTERM end it quietly, a full disk with one line.
+
+    Ctrl-C and SIGTERM take the way out: children are ended, and what was only for the run is removed.
+    """
     fill_standard_descriptors()
+    signal.signal(signal.SIGTERM, _terminate)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of another encoding shows ? for µ
     try:
@@ -33,6 +41,8 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         status = PIPE_STATUS
     except KeyboardInterrupt:
         status = INTERRUPTED_STATUS
+    except _Terminated:
+        status = TERMINATED_STATUS
     except HostError as error:
         print(error, file=sys.stderr)
         status = 1
@@ -44,6 +54,15 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         print(f"cannot be written: {error.strerror}", file=sys.stderr)
         status = 1
     end_process(status)
+
+
+class _Terminated(SystemExit):
+    """SIGTERM. Event loops hand a ``SystemExit`` on from wherever it is raised; any other exception they keep for themselves."""
+
+
+def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signum, signal.SIG_DFL)  # who asks again does not wait for the way out
+    raise _Terminated(128 + signum)
 
 
 def flush_output() -> None:
