@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -108,19 +109,41 @@ def test_neither_part_of_a_line_is_negative() -> None:
     ("arguments", "names"),
     [
         ([], "nothing to fit"),
-        (["DIR"], "nothing to fit"),
+        (["DIR"], "--base: span files show no peaks"),
         (["DIR", "--base", "a100-glm45air"], "holds no span file"),
         (["DIR", "--base", "nothing"], "there is no 'nothing'"),
-        (["DIR", "--measure"], "no span files"),
+        (["DIR", "--measure"], "--measure and DIR: each makes a profile of its own"),
+        (["--measure", "--from-raw", "x.json"], "--measure and --from-raw: each"),
+        (["--measure", "--base", "h200"], "--base: it has no meaning with --measure; leave it out; it is for --gpu"),
+        (["--measure", "--raw", "x.json"], "--raw: it has no meaning with --measure"),
+        (["--measure", "--repeats", "3"], "--repeats: it has no meaning with --measure"),
+        (["--from-raw", "x.json", "--raw", "y.json"], "--raw: it has no meaning with --from-raw"),
+        (["--from-raw", "x.json", "--model", "y"], "--model: it has no meaning with --from-raw"),
+        (["DIR", "--base", "h200", "--raw", "y.json"], "--raw: it has no meaning with DIR"),
+        (["DIR", "--base", "h200", "--name", "two\nlines"], "--name: 'two\\nlines' is no name"),
+        (["--gpu", "--repeats", "few"], "calibrate: repeats: invalid int value: 'few'; see python"),
+        (["--from-raw", "PIPE"], "cannot be read: it is no file"),
+        (["--from-raw", "/dev/zero"], "/dev/zero cannot be read: it is no file"),
     ],
 )
 def test_mistakes_are_named(
     arguments: list[str], names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given_ = [str(tmp_path) if argument == "DIR" else argument for argument in arguments]
+    os.mkfifo(tmp_path / "pipe")
+    places = {"DIR": str(tmp_path), "PIPE": str(tmp_path / "pipe")}
+    given_ = [places.get(argument, argument) for argument in arguments]
     assert main([*given_, "--out", str(tmp_path / "x.yaml")]) == 2
     assert names in capsys.readouterr().err
     assert not (tmp_path / "x.yaml").exists()
+
+
+@pytest.mark.parametrize("out", ["", ".", "nowhere/x.yaml"])
+def test_a_file_that_could_not_be_written_is_refused_before_anything_is_measured(
+    out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--measure", "--model", "no model, which would be said first", "--out", out]) == 2
+    assert "calibrate: --out: " in capsys.readouterr().err
 
 
 @pytest.mark.slow
