@@ -30,7 +30,7 @@ def end_with(main: Callable[[], int]) -> NoReturn:
     Ctrl-C and SIGTERM take the way out: children are ended, and what was only for the run is removed.
     """
     fill_standard_descriptors()
-    signal.signal(signal.SIGTERM, _terminate)
+    terminated = _take_sigterm()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of another encoding shows ? for µ
     try:
@@ -40,9 +40,7 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         lose_output()
         status = PIPE_STATUS
     except KeyboardInterrupt:
-        status = INTERRUPTED_STATUS
-    except _Terminated:
-        status = TERMINATED_STATUS
+        status = TERMINATED_STATUS if terminated() else INTERRUPTED_STATUS
     except HostError as error:
         print(error, file=sys.stderr)
         status = 1
@@ -56,13 +54,28 @@ def end_with(main: Callable[[], int]) -> NoReturn:
     end_process(status)
 
 
-class _Terminated(SystemExit):
-    """SIGTERM. Event loops hand a ``SystemExit`` on from wherever it is raised; any other exception they keep for themselves."""
+def _take_sigterm() -> Callable[[], bool]:
+    """SIGTERM does what Ctrl-C does, whatever that is just then; whether it has come.
 
+    An exception of its own would break off whichever callback an event loop is in, where Ctrl-C cancels the loop's main task.
+    """
+    came = False
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As behind a shell's &: Ctrl-C stays none of our business, and asyncio has its handler to replace.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
-def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(signum, signal.SIG_DFL)  # who asks again does not wait for the way out
-    raise _Terminated(128 + signum)
+    def terminate(signum: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        signal.signal(signum, signal.SIG_DFL)  # who asks again does not wait for the way out
+        interrupt = signal.getsignal(signal.SIGINT)
+        if not callable(interrupt):
+            raise KeyboardInterrupt
+        interrupt(signal.SIGINT, frame)
+
+    signal.signal(signal.SIGTERM, terminate)
+    return lambda: came
 
 
 def flush_output() -> None:

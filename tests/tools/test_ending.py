@@ -37,10 +37,12 @@ def test_a_closed_pipe_ends_a_tool_without_a_traceback(reads: bool, status: int)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["here(); threading.Event().wait()", "asyncio.run(waits())"])
-def test_a_tool_that_is_told_to_end_cleans_up_and_says_nothing(where: str) -> None:
+@pytest.mark.parametrize("where", ["here(); threading.Event().wait()", "asyncio.run(waits())", "run_virtual(works)"])
+@pytest.mark.parametrize("started", [[], ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]], ids=["by hand", "behind an &"])
+def test_a_tool_that_is_told_to_end_cleans_up_and_says_nothing(where: str, started: list[str]) -> None:
     code = f"""
 import asyncio, threading
+from afore.testing import run_virtual
 from afore.tools.ending import end_with
 
 def here():
@@ -50,6 +52,11 @@ async def waits():
     here()
     await asyncio.Event().wait()
 
+async def works():
+    here()
+    while True:
+        await asyncio.gather(*(asyncio.sleep(number) for number in range(9)))
+
 def main():
     try:
         {where}
@@ -58,7 +65,9 @@ def main():
 
 end_with(main)
 """
-    tool = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    tool = subprocess.Popen(
+        [*started, sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    )
     assert tool.stdout is not None
     assert tool.stdout.readline() == b"here\n"
     tool.terminate()

@@ -25,11 +25,11 @@ class Pool:
         # Not forked: the parent has compiled code and perhaps threads.
         context = multiprocessing.get_context("forkserver")
         # They inherit what is blocked. Ctrl-C at a terminal reaches them too, and is the command's to handle.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             forkserver.ensure_running()
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._others = set(multiprocessing.active_children())
         self._executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent)
 
