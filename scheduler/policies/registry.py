@@ -55,7 +55,7 @@ def make_policy(name_or_path: str, context: PolicyContext) -> Policy:
     make = _find(name_or_path)
     try:
         policy = make(context)
-    except Exception as error:  # whatever a user's constructor raises
+    except (Exception, SystemExit) as error:  # whatever a user's constructor raises
         raise ConfigError(
             "policy",
             f"{name_or_path} cannot be made: its constructor raised {type(error).__name__}: {error}",
