@@ -20,7 +20,7 @@ from afore.tools.bench.parser import Parser
 from afore.tools.ending import end_with
 from afore.tools.evaluate.cell import Cell
 from afore.tools.evaluate.command import check, compile_policies
-from afore.tools.evaluate.options import count, count_or_none, step_count
+from afore.tools.evaluate.options import count, count_or_none, directory, step_count
 from afore.tools.evaluate.out import out_directory
 from afore.tools.evaluate.profiles import open_profile
 from afore.tools.evaluate.store import results_of, to_bytes
@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         "--workloads", metavar="NAMES", default="chat", help=f"some of {', '.join(WORKLOADS)}, by commas"
     )
     parser.add_argument("--profile", default="a100-glm45air", help="hardware, as python -m afore.tools.evaluate")
-    parser.add_argument("--out", default="mechanisms", metavar="DIR", help="where results are kept")
+    parser.add_argument("--out", type=directory, default="mechanisms", metavar="DIR", help="where results are kept")
     parser.add_argument(
         "--layers", type=count, default=6, metavar="L", help="MoE layers of the model that is cut to them"
     )

@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE,…",
         help="demand of a recorded run (.trace.npz), or of published routing (.npz)",
     )
-    made.add_argument("--out", default="evaluation", metavar="DIR", help="where results are kept")
+    made.add_argument("--out", type=directory, default="evaluation", metavar="DIR", help="where results are kept")
     made.add_argument(
         "--page", metavar="FILE.md", help="write the page there too, and its pictures into the folder FILE beside it"
     )
@@ -165,6 +165,13 @@ def count(text: str) -> int:
 def count_or_none(text: str) -> int:
     """A whole number, 0 or more."""
     return _whole(text, 0)
+
+
+def directory(text: str) -> str:
+    """A directory's name: an empty one would be the current directory's."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; give a directory")
+    return text
 
 
 def step_count(text: str) -> int:

@@ -17,7 +17,7 @@ from afore.tools.bench.parser import Parser
 from afore.tools.evaluate.cell import Cell
 from afore.tools.evaluate.command import check, compile_policies
 from afore.tools.evaluate.model_shape import with_model
-from afore.tools.evaluate.options import count, seed, step_count
+from afore.tools.evaluate.options import count, directory, seed, step_count
 from afore.tools.evaluate.out import out_directory
 from afore.tools.evaluate.plan_search import TRIED_ON, Offer, Wish, search, winner
 from afore.tools.evaluate.profiles import open_profile, parse_override, with_overrides
@@ -162,6 +162,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=step_count, default=STEPS, metavar="S", help=f"steps that are measured ({STEPS})")
     add("--jobs", type=count, default=1, metavar="J", help="processes (1)")
     add("--seed", type=seed, default=0, help="of demand and prompts (0)")
-    add("--out", default="evaluation-plan", metavar="DIR", help="where runs are kept: asked again, it answers at once")
+    add(
+        "--out",
+        type=directory,
+        default="evaluation-plan",
+        metavar="DIR",
+        help="where runs are kept: asked again, it answers at once",
+    )
     add("--json", action="store_true", help="print one JSON object")
     return parser

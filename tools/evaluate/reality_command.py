@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from afore.core.errors import ConfigError
-from afore.scheduler.policies.registry import policy_kernels
+from afore.scheduler.policies.registry import check_policy, policy_kernels
 from afore.tools.bench.files import write_whole
 from afore.tools.bench.parser import Parser
 from afore.tools.calibrate.fit import Fit, fit_all, profile_from
 from afore.tools.calibrate.measure import TILE_TOKENS
 from afore.tools.calibrate.spans import read_samples
-from afore.tools.evaluate.options import count, count_or_none
+from afore.tools.evaluate.options import count, count_or_none, directory
 from afore.tools.evaluate.out import out_directory
 from afore.tools.evaluate.profiles import CPU, open_profile
 from afore.tools.evaluate.reality_fit import Host, host_alone, host_of
@@ -34,6 +34,8 @@ from afore.tools.evaluate.store import to_bytes
 from afore.workers.device.hardware import HardwareProfile
 
 LIMIT_S = 300.0
+LEAST_TOKENS = 4
+"""Of an answer: its first comes from prefill, and one more is for each half."""
 JSON = "reality.json"
 OWN, SHARED = "fitted", "shared"
 """Predictions: fitted on the shape's own even steps; and on the first shape's, with cores that all workers share."""
@@ -66,6 +68,11 @@ def reality(argv: Sequence[str]) -> int:
     twice = [str(shape) for shape, times in Counter(shapes).items() if times > 1]
     if twice:
         raise ConfigError("--shapes", f"{twice[0]} stands there twice", "give each once")
+    if options.tokens < LEAST_TOKENS:
+        raise ConfigError(
+            "--tokens", f"{options.tokens} make no even and odd steps to compare", f"give {LEAST_TOKENS} or more"
+        )
+    check_policy(options.policy)
     for shape in shapes:
         shape.config(Path("unwritten"), emulated=False)  # what it refuses is refused before anything is measured
     for compile_kernel in policy_kernels(options.policy):
@@ -274,6 +281,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokens", type=count, default=160, metavar="X", help="of each answer (160)")
     add("--policy", default="afore", metavar="P", help="(afore)")
     add("--limit-s", type=float, default=LIMIT_S, metavar="S", help=f"for each real run ({LIMIT_S:g})")
-    add("--out", metavar="DIR", help="keep spans, traces and reality.json there; it must not hold an earlier run")
+    add(
+        "--out",
+        type=directory,
+        metavar="DIR",
+        help="keep spans, traces and reality.json there; it must not hold an earlier run",
+    )
     add("--json", action="store_true", help="print one JSON object")
     return parser
