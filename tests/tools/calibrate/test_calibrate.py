@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from afore.core.clock import Clock
 from afore.core.config import BatchOptions, PlannerOptions, RunConfig
+from afore.core.errors import ConfigError
 from afore.core.topology import Topology
 from afore.core.trace import Tracer
 from afore.models.counted import counted_spec
@@ -81,6 +84,54 @@ def test_a_run_of_a_profile_gives_that_profile_back(tmp_path: Path, capsys: pyte
     # A line that fits one half of the steps must tell the other half.
     samples = read_samples(tmp_path, 64).samples["experts"]
     assert fit(samples, slope=True).error < 0.02
+
+
+def written(directory: Path, planned: dict[str, Any], experts: dict[str, Any], attention: dict[str, Any]) -> None:
+    """Span files of one target, each record with these arguments."""
+    records = {
+        "scheduler": [{"instant": "planned", "at_ns": 1, "args": planned}],
+        "ffn": [{"name": "experts", "start_ns": 2, "end_ns": 3, "args": experts}],
+        "attention": [{"name": "attention", "start_ns": 0, "end_ns": 1, "args": attention}],
+    }
+    for role, lines in records.items():
+        name = f"{role}-0"
+        header = {"afore_trace": 1, "process": name, "role": role, "rank": 0, "clock": "virtual", "clock_base_ns": 0}
+        header |= {"unix_base_ns": None, "host": "", "version": "0.1.0"}
+        whole = [header, *({"layer": 0, "microbatch": 0, "step": 0, **line} for line in lines)]
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in whole))
+
+
+PLANNED = {"sequence": 0, "workers": 1, "demand": [9, 0], "shares": [[0, 0, 0, 4, 1]]}
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "wrong"),
+    [
+        ("scheduler", "sequence", ["", None, "x", -1, [], 1.5, 10**30]),
+        ("scheduler", "workers", [None, "x", -1, 0, [1], 10**30]),
+        ("ffn", "demand", [None, "x", 1, [], [-1], [1.5], [[1]], [10**30], {"a": 1}]),
+        ("ffn", "shares", [None, "x", 1, [1], [[1]], [[9, 0, 0, 1, 1]], [[0, 0, 0, 1e300, 1]], {"a": 1}]),
+        ("ffn", "sequence", ["", None, [1], "x"]),
+        ("attention", "tokens", [None, "x", [1], float("nan"), 1e308]),
+    ],
+)
+def test_a_record_that_no_run_writes_is_refused_by_its_file(
+    role: str, name: str, wrong: list[Any], tmp_path: Path
+) -> None:
+    written(tmp_path, PLANNED, {"sequence": 0}, {"tokens": 8})
+    assert {name: [one.size for one in found] for name, found in read_samples(tmp_path, 4).samples.items()} == {
+        "attention": [8],
+        "experts": [3],  # of 5 and of 4 pairs
+    }
+    for value in wrong:
+        arguments: dict[str, dict[str, Any]] = {"scheduler": {**PLANNED}, "ffn": {"sequence": 0}, "attention": {}}
+        there = arguments["scheduler" if name in PLANNED and (role, name) != ("ffn", "sequence") else role]
+        there[name] = value
+        if value == "":
+            del there[name]
+        written(tmp_path, *arguments.values())
+        with pytest.raises(ConfigError, match=rf"{role}-0\.jsonl: the record .* is damaged: .*; record the run again"):
+            read_samples(tmp_path, 4)
 
 
 def known(value: float) -> Number:
