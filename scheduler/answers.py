@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 
@@ -11,6 +12,8 @@ from afore.scheduler.policies.base import Action, Assign, Copies, Policy
 from afore.scheduler.stats import RunStats
 
 _log = logging.getLogger(__name__)
+_MOST_ACTIONS = 1 << 12
+"""Of an answer: a generator may never end."""
 _AHEAD = ("on_prediction", "on_step_end")
 """Events that may only be answered with copies."""
 
@@ -27,9 +30,10 @@ class Answers:
         """The policy's answer to ``event``; where that is none, it is counted, and the target runs on primaries."""
         must_assign = event == "on_inputs" or (event == "on_demand" and not self._policy.wants_inputs)
         try:
-            actions: list[Action] = list(getattr(self._policy, event)(*arguments))
+            answer = getattr(self._policy, event)(*arguments)
+            actions: list[Action] = list(itertools.islice(answer, _MOST_ACTIONS + 1))
             problem = self._problem(actions, complete.target, event, must_assign)
-        except Exception as error:  # whatever a user's policy raises
+        except (Exception, SystemExit) as error:  # whatever a user's policy raises: no call of it ends the process
             actions, problem = [], f"{type(error).__name__}: {error}"
         if not problem:
             return actions
@@ -45,6 +49,8 @@ class Answers:
         return [] if event in _AHEAD else [Assign(complete.target, (), skipped=f"policy error: {problem}")]
 
     def _problem(self, actions: Sequence[object], target: Target, event: str, must_assign: bool) -> str:
+        if len(actions) > _MOST_ACTIONS:
+            return f"it answered more than {_MOST_ACTIONS} actions"
         assigned = 0
         for action in actions:
             if isinstance(action, Assign):

@@ -18,6 +18,8 @@ from afore.models.expert_form import SILU_GATED, ExpertForm
 from afore.models.families import FAMILIES, Family, HeadsAndDim
 
 LOCAL_DIRECTORY = "give a local directory with config.json, tokenizer and *.safetensors files; nothing is downloaded"
+_MOST_BYTES = 64 << 20
+"""Of a JSON file beside the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,7 @@ def read_config(path: str | Path, families: Mapping[str, Family] = FAMILIES) -> 
         reason = str(error).strip().splitlines()
         raise CheckpointError(
             str(directory / "config.json"),
-            f"transformers refuses it: {reason[0] if reason else type(error).__name__}",
+            f"transformers refuses it: {' '.join(map(str.strip, reason[:2])) or type(error).__name__}",
             "copy the file again from where the model was published",
         ) from error
     return _spec(directory, config, family), family, config
@@ -102,6 +104,12 @@ def read_spec(path: str | Path, families: Mapping[str, Family] = FAMILIES) -> Mo
 
 def _read_json(file: Path, remedy: str) -> dict[str, Any]:
     try:
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise CheckpointError(
+                str(file), "is no file: a pipe or a device may never end", "copy what it gives into a file"
+            )
+        if file.is_file() and file.stat().st_size > _MOST_BYTES:
+            raise CheckpointError(str(file), f"has more than {_MOST_BYTES >> 20} MiB", "copy the file again")
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(str(file), "file is missing", remedy) from error

@@ -55,7 +55,7 @@ def make_policy(name_or_path: str, context: PolicyContext) -> Policy:
     make = _find(name_or_path)
     try:
         policy = make(context)
-    except Exception as error:  # whatever a user's constructor raises
+    except (Exception, SystemExit) as error:  # whatever a user's constructor raises
         raise ConfigError(
             "policy",
             f"{name_or_path} cannot be made: its constructor raised {type(error).__name__}: {error}",
@@ -118,7 +118,10 @@ def _find(name_or_path: str) -> Callable[[PolicyContext], Policy]:
         raise ConfigError("policy", f"there is no policy {name_or_path!r}", hint + _KNOWN)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a user's module raises while it is imported
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # whatever a user's module raises while it is imported: a script ends there
         raise ConfigError(
             "policy",
             f"{module_name} cannot be imported ({type(error).__name__}: {error})",

@@ -30,6 +30,8 @@ from afore.scheduler.traces.records import Answer, Event, TraceError, TraceHeade
 _LOCAL: Final = struct.Struct("<4s5H3I2H")
 """A member's header in a zip file: signature, version, flags, method, time, date, CRC, size packed, size, then two lengths."""
 _MAGIC, _DIRECTORY = b"PK\x03\x04", b"PK\x01\x02"
+_ELSEWHERE: Final = 0xFFFFFFFF
+"""Of a size that stands in an extra field (zip64)."""
 _MOST_HEADER: Final = 16 << 20
 _NO_SHARES, _NO_COPIES = np.zeros((0, 4), np.int32), np.zeros((0, 5), np.int32)
 _log = logging.getLogger(__name__)
@@ -106,6 +108,8 @@ class TraceReader:
             return TraceHeader.from_json(json.loads(data))
         except (_CutOffError, StopIteration):
             raise TraceError(self.path, "it is no trace, or cut off within its header", "see docs/traces.md") from None
+        except TraceError:
+            raise
         except (ValueError, RecursionError) as error:
             raise TraceError(
                 self.path, str(error), "python -m afore.tools.traces import reads other formats"
@@ -126,6 +130,12 @@ class TraceReader:
                 raise TraceError(self.path, "it is no zip file, or damaged", "see docs/traces.md")
             if flags & 0x8 or method not in (0, 8):
                 raise TraceError(self.path, "a member is packed in another way", "store or deflate it, sizes first")
+            if _ELSEWHERE in (packed, size):
+                raise TraceError(
+                    self.path,
+                    "it is no trace: its sizes stand where no trace has them, as numpy.savez writes them",
+                    "python -m afore.tools.traces import reads other formats",
+                )
             if max(packed, size) > form.MOST_MEMBER:
                 raise TraceError(
                     self.path, f"a member of {max(packed, size):,} bytes", "this reads at most 256 MiB of one"

@@ -157,9 +157,11 @@ class TraceWriter:
             assert self._file is not None
             self._zip.close()
             self._zip = None
+            self._file.flush()
+            # Still locked: who has opened the partial file meanwhile finds that it is no longer there (``_locked``).
+            os.replace(self._partial, self.path)
             self._file.close()
             self._file = None
-            os.replace(self._partial, self.path)
 
     def abandon(self) -> None:
         """Closes and removes what was written, unless it was finished; idempotent."""
@@ -241,8 +243,18 @@ def _locked(path: Path) -> IO[bytes]:
             raise HostError(
                 str(path), "somebody else is writing it", "name another file, or wait for its end"
             ) from None
+        if not _is_at(fd, path):
+            raise HostError(str(path), "somebody else has just written it", "name another file, or run it again")
         os.ftruncate(fd, 0)
     except BaseException:
         os.close(fd)
         raise
     return os.fdopen(fd, "wb")
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether the open file still has that name."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -37,6 +37,44 @@ def test_a_closed_pipe_ends_a_tool_without_a_traceback(reads: bool, status: int)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("where", ["here(); threading.Event().wait()", "asyncio.run(waits())", "run_virtual(works)"])
+@pytest.mark.parametrize("started", [[], ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]], ids=["by hand", "behind an &"])
+def test_a_tool_that_is_told_to_end_cleans_up_and_says_nothing(where: str, started: list[str]) -> None:
+    code = f"""
+import asyncio, threading
+from afore.testing import run_virtual
+from afore.tools.ending import end_with
+
+def here():
+    print("here", flush=True)
+
+async def waits():
+    here()
+    await asyncio.Event().wait()
+
+async def works():
+    here()
+    while True:
+        await asyncio.gather(*(asyncio.sleep(number) for number in range(9)))
+
+def main():
+    try:
+        {where}
+    finally:
+        print("removed what it made")
+
+end_with(main)
+"""
+    tool = subprocess.Popen(
+        [*started, sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    )
+    assert tool.stdout is not None
+    assert tool.stdout.readline() == b"here\n"
+    tool.terminate()
+    assert (*tool.communicate(timeout=60), tool.returncode) == (b"removed what it made\n", b"", 143)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("output", "status", "told"), [(">&-", 3, ""), ("> /dev/full", 1, "No space left on device")])
 def test_no_standard_output_and_a_full_disk(output: str, status: int, told: str) -> None:
     command = [

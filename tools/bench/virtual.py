@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from afore.core.errors import ConfigError
+from afore.tools.bench.files import check_file, write_whole
 from afore.tools.bench.parser import Parser
 from afore.tools.evaluate.cell import Cell, run_cell
 
@@ -70,16 +71,11 @@ def main(argv: Sequence[str]) -> int:
         if not least <= getattr(given, name) <= most:
             raise ConfigError(name, f"{getattr(given, name)} is not from {least} to {most}", "give another number")
     cell = Cell(warm=1, **{name: getattr(given, name) for name in ("policy", "profile", *_MOST)})
+    check_file("json", given.json)
     figures = measured(cell)
     print(report(figures))
     if given.json is not None:
-        try:
-            with open(given.json, "w", encoding="utf-8") as file:
-                file.write(json.dumps(figures, indent=1, sort_keys=True) + "\n")
-        except OSError as error:
-            raise ConfigError(
-                "json", f"{given.json} cannot be written: {error.strerror}", "give another file"
-            ) from error
+        write_whole(given.json, (json.dumps(figures, indent=1, sort_keys=True) + "\n").encode())
     return 0
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from afore.core.errors import ConfigError
-from afore.tools.bench.files import MOST_BYTES
+from afore.tools.bench.files import read_kept
 from afore.workers.device.hardware import HardwareProfile
 
 MOST = 1e15
@@ -82,11 +83,7 @@ class Raw:
 def read_raw(path: str) -> Mapping[str, Any]:
     """What was measured, out of its own file or a GPU check's report. Raises ``ConfigError``."""
     try:
-        with open(path, "rb") as file:
-            text = file.read(MOST_BYTES + 1)
-        if len(text) > MOST_BYTES:
-            raise ConfigError("--from-raw", f"{path} has more than {MOST_BYTES >> 20} MiB", REMEDY)
-        content = json.loads(text.decode("utf-8"))
+        content = json.loads(read_kept(Path(path)).decode("utf-8"))
     except OSError as error:
         raise ConfigError("--from-raw", f"{path} cannot be read: {error.strerror}", REMEDY) from error
     except (ValueError, RecursionError) as error:

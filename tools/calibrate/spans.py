@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,12 @@ import numpy as np
 from afore.core.errors import ConfigError
 from afore.core.slots import contiguous_primaries
 from afore.core.target import Target
-from afore.core.topology import ATTENTION, FFN, SCHEDULER
+from afore.core.topology import ATTENTION, FFN, MAX_WORKERS, SCHEDULER
 from afore.core.trace import Span
 from afore.tools.trace_files import open_directory
+
+_MOST_PAIRS = (1 << 31) - 1
+"""Of one expert in a target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,44 +47,73 @@ class Recorded:
 
 
 def read_samples(directory: Path, tile_tokens: int) -> Recorded:
-    """Samples of every span file in ``directory``. Raises ``ConfigError`` where it holds no run of a cluster.
+    """Samples of every span file in ``directory``. Raises ``ConfigError`` where it holds no run of a cluster, or a record of one
+    is not what a run writes.
 
     Tiles of a target on a worker are counted from the demand and the shares that the scheduler recorded.
     """
     files, problems = open_directory(directory)
     recorded = Recorded(problems=problems)
     planned: dict[int, dict[str, Any]] = defaultdict(dict)
-    experts: list[tuple[int, Span]] = []
+    experts: list[tuple[int, Span, Path]] = []
     for file in files:
         role, rank = file.header.role, file.header.rank
         for _, span in file.records():
-            if role == SCHEDULER and span.name in ("planned", "entry"):
-                planned[span.args["sequence"]].update(span.args)
-            elif role == FFN and span.name == "experts":
-                experts.append((rank, span))
-            elif span.target is not None and span.kind == "span":
-                _add(recorded, role, rank, span, span.target)
+            with _named(span, file.path):
+                if role == SCHEDULER and span.name in ("planned", "entry"):
+                    _plan(planned, recorded, span)
+                elif role == FFN and span.name == "experts":
+                    experts.append((rank, span, file.path))
+                elif span.target is not None and span.kind == "span":
+                    _add(recorded, role, rank, span, span.target)
         recorded.problems += file.problems()
-    recorded.workers = max((args["workers"] for args in planned.values() if "workers" in args), default=0)
     if not planned or not experts:
         raise ConfigError(
             str(directory),
             "holds no scheduler's and FFN workers' spans",
             "record a run with --trace DIR, all roles of it",
         )
-    for rank, span in experts:
-        args = planned.get(span.args["sequence"], {})
-        if span.target is not None and "demand" in args and "shares" in args:
-            tiles = _tiles(args, rank, tile_tokens)
-            recorded.samples["experts"].append(_sample(span, span.target, rank, tiles))
+    for rank, span, path in experts:
+        with _named(span, path):
+            args = planned.get(_count(span.args["sequence"]), {})
+            if span.target is not None and "demand" in args and "shares" in args:
+                tiles = _tiles(args, rank, tile_tokens)
+                recorded.samples["experts"].append(_sample(span, span.target, rank, tiles))
     return recorded
+
+
+@contextmanager
+def _named(span: Span, path: Path) -> Iterator[None]:
+    """Says whose record is none that a run writes: another version's, or one that somebody has changed."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        what = f"it lacks {error.args[0]!r}" if isinstance(error, KeyError) else str(error)[:200]
+        raise ConfigError(
+            str(path), f"the record {span.name!r} of {span.target} is damaged: {what}", "record the run again"
+        ) from error
+
+
+def _plan(planned: dict[int, dict[str, Any]], recorded: Recorded, span: Span) -> None:
+    if span.args.get("workers") == 0:
+        raise ValueError("it is of no workers")
+    if "workers" in span.args:
+        recorded.workers = max(recorded.workers, _count(span.args["workers"], MAX_WORKERS))
+    planned[_count(span.args["sequence"])].update(span.args)
+
+
+def _count(value: Any, most: int = 1 << 62) -> int:
+    """A whole number, 0 to ``most``. Raises ``ValueError``."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{str(value)[:40]} is no whole number from 0 to {most:,}")
+    return value
 
 
 def _add(recorded: Recorded, role: str, rank: int, span: Span, target: Target) -> None:
     if role == FFN and span.name in ("partition", "gather", "reduce", "copy"):
         recorded.samples[span.name].append(_sample(span, target, rank, 1.0))
     elif role == ATTENTION and span.name == "attention":
-        recorded.samples["attention"].append(_sample(span, target, rank, float(span.args.get("tokens", 0))))
+        recorded.samples["attention"].append(_sample(span, target, rank, _count(span.args.get("tokens", 0))))
     elif role == SCHEDULER and span.name == "plan":
         recorded.samples["plan"].append(_sample(span, target, rank, 1.0))
 
@@ -90,10 +124,12 @@ def _sample(span: Span, target: Target, rank: int, size: float) -> Sample:
 
 def _tiles(args: dict[str, Any], rank: int, tile_tokens: int) -> float:
     """Tiles that the worker computed: its shares, and of its primaries what others do not take."""
-    demand_E = np.array(args["demand"], dtype=np.int64)
+    if not isinstance(args["demand"], list) or not isinstance(args["shares"], list):
+        raise ValueError("demand and shares are no lists")
+    demand_E = np.array([_count(count, _MOST_PAIRS) for count in args["demand"]], dtype=np.int64)
     mine, left_E = [], demand_E.copy()
     for expert, worker, _slot, count, _generation in args["shares"]:
-        taken = min(count, int(left_E[expert]))
+        taken = min(_count(count), int(left_E[_count(expert, len(demand_E) - 1)]))
         left_E[expert] -= taken
         if worker == rank:
             mine.append(taken)

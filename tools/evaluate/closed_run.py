@@ -59,9 +59,12 @@ class ClosedRun:
         await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             waiting.cancel()
+            ended = next(task for task in tasks if task.done())
             for task in tasks:
-                if task.done():
-                    task.result()
+                task.cancel()
+            # What ended one ends them all, and each is heard: one that nobody asked would be reported as lost, with a traceback.
+            await asyncio.gather(*tasks, return_exceptions=True)
+            ended.result()
             raise AssertionError("a request ended before it was measured")
 
     async def _request(self, cluster: VirtualCluster, number: int, length: int) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from afore.core.errors import AforeError, ConfigError, HostError
+from afore.core.errors import AforeError, HostError
 from afore.scheduler.policies.registry import policy_kernels
-from afore.tools.bench.files import write_whole
+from afore.tools.bench.files import check_file, write_whole
 from afore.tools.evaluate.cell import Cell, demand_key
 from afore.tools.evaluate.figure import Figure, Row, Setting
 from afore.tools.evaluate.measured import measured_rows
 from afore.tools.evaluate.options import chosen_figures, chosen_workloads, parser, template_of
+from afore.tools.evaluate.out import out_directory
 from afore.tools.evaluate.pictures import draw
 from afore.tools.evaluate.profiles import open_profile, with_overrides
 from afore.tools.evaluate.progress import ProgressLine
@@ -25,6 +25,8 @@ from afore.tools.evaluate.report import page, to_json
 from afore.tools.evaluate.store import results_of, to_bytes
 from afore.tools.evaluate.world import config_of
 from afore.workers.device.hardware import HardwareProfile
+
+JSON, PAGE = "evaluation.json", "evaluation.md"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,9 +54,21 @@ def _evaluate(options: argparse.Namespace, given: Sequence[str]) -> int:
     figures = chosen_figures(options.only)
     workloads = chosen_workloads(options.workloads)
     template = template_of(options)
-    out = Path(options.out)
-    _make(out)
     check_file("--page", options.page)
+    kinds = () if options.no_pictures else ("svg", "png")
+    pictures = [f"{figure.name}.{kind}" for figure in figures for kind in kinds]
+    with out_directory(Path(options.out), (JSON, PAGE, *pictures)):
+        return _carried_out(options, given, figures, workloads, template)
+
+
+def _carried_out(
+    options: argparse.Namespace,
+    given: Sequence[str],
+    figures: Sequence[Figure],
+    workloads: tuple[str, ...],
+    template: Cell,
+) -> int:
+    out = Path(options.out)
     profile = open_profile(options.profile, out, lambda text: print(text, file=sys.stderr, flush=True))
     setting = Setting(
         template=template,
@@ -79,15 +93,18 @@ def _evaluate(options: argparse.Namespace, given: Sequence[str]) -> int:
             line.measuring(figure.name)
             found.append((figure, measured_rows(figure, setting, out)))
     whole = to_json(found, template)
-    write_whole(str(out / "evaluation.json"), to_bytes(whole))
+    write_whole(str(out / JSON), to_bytes(whole))
     command = shlex.join(["python", "-m", "afore.tools.evaluate", *given])
     pictures = [] if options.no_pictures else _pictures(found, out, ("svg", "png"))
-    _page(out / "evaluation.md", found, setting, command, "" if pictures else None, results)
+    _page(out / PAGE, found, setting, command, "" if pictures else None, results)
     if options.page is not None:
         target = Path(options.page)
         if pictures:
             beside = target.parent / target.stem
-            _make(beside)
+            try:
+                beside.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise HostError(str(beside), f"cannot be made: {error.strerror}", "give another --page") from error
             _pictures(found, beside, ("svg",))
         _page(target, found, setting, command, f"{target.stem}/" if pictures else None, results)
     if options.json:
@@ -101,19 +118,6 @@ def check(cell: Cell, profile: HardwareProfile) -> None:
     """Raises ``ConfigError`` for a cell that cannot run, before any does."""
     demand_key(cell, profile)
     config_of(cell, with_overrides(profile, cell.overrides))
-
-
-def check_file(option: str, name: str | None) -> None:
-    """Raises ``ConfigError`` for a file that could not be written in the end, before hours of work. None names none."""
-    if name is None:
-        return
-    path = Path(name)
-    if path.is_dir() or not path.name:
-        raise ConfigError(option, f"{name} is a directory", "name a file")
-    if not path.parent.is_dir():
-        raise ConfigError(option, f"there is no directory {path.parent}", "make it, or name a file elsewhere")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(option, f"{name} cannot be written", "name a file elsewhere")
 
 
 def compile_policies(cells: Sequence[Cell]) -> None:
@@ -152,10 +156,3 @@ def _demands(results: dict[Cell, Any]) -> dict[str, str]:
     for cell, result in results.items():
         found.setdefault(cell.workload, f"{result['demand']['source']}; digest {result['demand']['digest']}")
     return found
-
-
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HostError(str(directory), f"cannot be made: {error.strerror}", "give another --out") from error

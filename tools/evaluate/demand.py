@@ -21,7 +21,16 @@ import numpy.typing as npt
 
 from afore.core.errors import ConfigError
 from afore.core.target import Target
-from afore.scheduler.traces import Shape, TraceHeader, TraceReader, TraceTarget, TraceWriter, read_corpus, workload_of
+from afore.scheduler.traces import (
+    Shape,
+    TraceError,
+    TraceHeader,
+    TraceReader,
+    TraceTarget,
+    TraceWriter,
+    read_corpus,
+    workload_of,
+)
 from afore.scheduler.traces.calibrate import SKEW
 from afore.scheduler.traces.corpus import CountCorpus, TokenCorpus, is_corpus
 from afore.scheduler.traces.count_workload import CountWorkload
@@ -98,18 +107,37 @@ class StoredDemand:
 def demand_of(key: DemandKey, directory: Path | None = None) -> StoredDemand:
     """The table: read from ``directory`` where it is stored, else made, and stored there where one is named.
 
-    Raises ``ConfigError`` for routing of another model, ``TraceError`` for a damaged file, ``HostError`` for a full disk.
+    Raises ``ConfigError`` for routing of another model and for a stored table that is damaged, ``HostError`` for a full disk.
     """
     path = None if directory is None else directory / key.file_name()
     if path is None or not path.is_file():
         header, targets = _made(key)
         if path is None:
-            return _stored(key, header, targets)
+            return _stored(key, header, targets, header.source)
         with TraceWriter(path, header) as out:
             for target in targets:
                 out.add(target)
-    reader = TraceReader(path)
-    return _stored(key, reader.header, reader)
+    try:
+        reader = TraceReader(path)
+        _check_stored(key, reader.header, path)
+        return _stored(key, reader.header, reader, path)
+    except TraceError as error:
+        what = error.problem if error.row is None else f"row {error.row}: {error.problem}"
+        raise ConfigError(
+            str(path), what, "remove it: it is made anew, or copy it again from where it was made"
+        ) from error
+
+
+def _check_stored(key: DemandKey, header: TraceHeader, path: Path) -> None:
+    """Raises ``TraceError`` where the stored table is none of the key's, whatever its name says."""
+    its = header.experts, header.top_k, header.microbatches, min(header.layers, key.layers)
+    mine = key.experts, key.top_k, key.microbatches, header.layers
+    if its != mine:
+        raise TraceError(
+            path,
+            f"it is of {header.experts} experts, top-{header.top_k}, M = {header.microbatches}, {header.layers} layers; its name "
+            f"says {key.experts}, top-{key.top_k}, M = {key.microbatches}, {key.layers}",
+        )
 
 
 def routing_digest(routing: str) -> str:
@@ -240,12 +268,15 @@ def _recorded(key: DemandKey, reader: TraceReader) -> tuple[TraceHeader, Iterato
     return made, targets
 
 
-def _stored(key: DemandKey, header: TraceHeader, targets: Iterable[TraceTarget]) -> StoredDemand:
+def _stored(key: DemandKey, header: TraceHeader, targets: Iterable[TraceTarget], where: str | Path) -> StoredDemand:
+    """The table. Raises ``TraceError`` where a layer of a step is not there, or met nothing."""
     rows: dict[int, dict[int, I32]] = {}
     for target in targets:
-        assert target.demand_E is not None
-        row = target.target.step * key.microbatches + target.target.microbatch
-        rows.setdefault(row, {})[target.target.layer] = target.demand_E
+        if target.demand_E is not None and target.demand_E.any():
+            row = target.target.step * key.microbatches + target.target.microbatch
+            rows.setdefault(row, {})[target.target.layer] = target.demand_E
+    if sorted(rows) != list(range(len(rows))) or not rows or any(len(row) != header.layers for row in rows.values()):
+        raise TraceError(where, "a layer of a step is not there")
     # A model of more layers than were recorded meets them again.
     table_XLE = np.array(
         [[rows[row][layer % header.layers] for layer in range(key.layers)] for row in sorted(rows)], np.int32

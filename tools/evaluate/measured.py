@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from afore.core.errors import HostError
-from afore.tools.bench.files import write_whole
+from afore.tools.bench.files import check_place, read_kept, write_whole
 from afore.tools.bench.machine import machine_facts
 from afore.tools.evaluate.figure import Figure, Row, Setting
+from afore.tools.evaluate.out import MEASURED
 
 FORMAT = 1
 
 
 def measured_rows(figure: Figure, setting: Setting, directory: Path) -> Sequence[Row]:
-    """The figure's rows, from ``directory``/measured where an earlier run of the same size left them. None where a part that it
-    needs is not installed; its note says so on the page."""
+    """The figure's rows, from ``directory``/measured where an earlier run of the same size on such a machine left them. None where
+    a part that it needs is not installed; its note says so on the page. Raises ``HostError`` where they cannot be kept."""
     assert figure.measure is not None
-    path = directory / "measured" / f"{figure.name}{'-quick' if setting.quick else ''}.json"
-    kept = _read(path)
+    path = directory / MEASURED / f"{figure.name}{'-quick' if setting.quick else ''}.json"
+    check_place(path)
+    kept = _read(path, figure)
     if kept is not None:
         return kept
     try:
@@ -37,18 +40,30 @@ def measured_rows(figure: Figure, setting: Setting, directory: Path) -> Sequence
     return rows
 
 
-def _read(path: Path) -> list[Row] | None:
+def _read(path: Path, figure: Figure) -> list[Row] | None:
     try:
-        content: Any = json.loads(path.read_bytes())
-        if content["format"] != FORMAT:
+        content: Any = json.loads(read_kept(path))
+        # What another kind of machine measured is not what the page would call it.
+        if content["format"] != FORMAT or content["machine"]["processor"] != machine_facts()["processor"]:
             return None
-        return [
-            Row(label=str(row["label"]), ours=_floats(row["ours"]), paper=_floats(row["paper"]))
+        rows = [
+            Row(label=_line(row["label"]), ours=_floats(row["ours"], figure), paper=_floats(row["paper"], figure))
             for row in content["rows"]
         ]
+        return rows or None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _floats(values: Any) -> dict[str, float]:
-    return {str(name): float(value) for name, value in values.items()}
+def _line(text: Any) -> str:
+    if not isinstance(text, str) or not text.isprintable():
+        raise ValueError(text)
+    return text
+
+
+def _floats(values: Any, figure: Figure) -> dict[str, float]:
+    """The figure's own columns, finite. Raises ``ValueError`` for any other."""
+    found = {str(name): float(value) for name, value in values.items()}
+    if not found.keys() <= figure.unit.keys() or not all(map(math.isfinite, found.values())):
+        raise ValueError(found)
+    return found

@@ -16,14 +16,17 @@ from typing import Any
 
 from afore.core.errors import AforeError, ConfigError, HostError
 from afore.tools.bench.files import write_whole
+from afore.tools.bench.parser import Parser
 from afore.tools.ending import end_with
 from afore.tools.evaluate.cell import Cell
 from afore.tools.evaluate.command import check, compile_policies
-from afore.tools.evaluate.options import count, count_or_none
+from afore.tools.evaluate.options import count, count_or_none, directory, step_count
+from afore.tools.evaluate.out import out_directory
 from afore.tools.evaluate.profiles import open_profile
 from afore.tools.evaluate.store import results_of, to_bytes
 from afore.tools.evaluate.workloads import WORKLOADS
 
+JSON = "mechanisms.json"
 FEWER = ("batch.least_microbatches", 2)
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -90,9 +93,8 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one table for each workload; 0, or 2 for a mistake of the caller's."""
-    options = _parser().parse_args(argv)
     try:
-        return _run(options)
+        return _run(_parser().parse_args(argv))
     except HostError:
         raise
     except AforeError as error:
@@ -103,11 +105,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     names = _known(options.only, VARIANTS, "--only")
     workloads = _known(options.workloads, WORKLOADS, "--workloads")
+    with out_directory(Path(options.out), (JSON,)):
+        return _carried_out(options, names, workloads)
+
+
+def _carried_out(options: argparse.Namespace, names: Sequence[str], workloads: Sequence[str]) -> int:
     out = Path(options.out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HostError(str(out), f"cannot be made: {error.strerror}", "give another --out") from error
     profile = open_profile(options.profile, out, lambda text: print(text, file=sys.stderr, flush=True))
     template = Cell(
         policy="static",
@@ -131,7 +134,7 @@ def _run(options: argparse.Namespace) -> int:
         results = results_of(list(wanted.values()), out, progress, profile=profile)
         print(f"\n{workload}, M = {options.microbatches}, R = {options.slots}, {options.layers} layers:\n", flush=True)
         print("\n".join(table({name: results[cell] for name, cell in wanted.items()})), flush=True)
-    write_whole(str(out / "mechanisms.json"), to_bytes({name: dict(VARIANTS[name]) for name in names}))
+    write_whole(str(out / JSON), to_bytes({name: dict(VARIANTS[name]) for name in names}))
     return 0
 
 
@@ -146,7 +149,7 @@ def _known(text: str | None, known: Mapping[str, Any], option: str) -> list[str]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m afore.tools.evaluate.mechanisms",
         description="What each mechanism beyond the paper brings, in virtual time. Goes on where it was stopped.",
     )
@@ -155,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         "--workloads", metavar="NAMES", default="chat", help=f"some of {', '.join(WORKLOADS)}, by commas"
     )
     parser.add_argument("--profile", default="a100-glm45air", help="hardware, as python -m afore.tools.evaluate")
-    parser.add_argument("--out", default="mechanisms", metavar="DIR", help="where results are kept")
+    parser.add_argument("--out", type=directory, default="mechanisms", metavar="DIR", help="where results are kept")
     parser.add_argument(
         "--layers", type=count, default=6, metavar="L", help="MoE layers of the model that is cut to them"
     )
@@ -163,8 +166,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--slots", type=count_or_none, default=8, metavar="R", help="redundant slots of each FFN worker and layer"
     )
-    parser.add_argument("--warm", type=count, default=11, metavar="S", help="steps before anything is measured")
-    parser.add_argument("--steps", type=count, default=7, metavar="S", help="steps that are measured")
+    parser.add_argument("--warm", type=step_count, default=11, metavar="S", help="steps before anything is measured")
+    parser.add_argument("--steps", type=step_count, default=7, metavar="S", help="steps that are measured")
     return parser
 
 

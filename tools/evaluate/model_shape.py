@@ -9,6 +9,7 @@ from typing import Any
 
 from afore.core.errors import ConfigError
 from afore.models.config import ModelSpec
+from afore.models.families import FAMILIES
 from afore.workers.device.hardware import HardwareProfile, Number, Shape
 from afore.workers.device.hardware_check import check_profile
 
@@ -47,9 +48,27 @@ def with_model(profile: HardwareProfile, config: Path) -> HardwareProfile:
 
     spec = read_spec(directory)
     raw: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    _check_told(raw, spec.family, directory / "config.json")
     chosen = replace(profile, shape=shape_of(spec, raw, str(directory / "config.json")))
     check_profile(chosen, f"--model {directory}")
     return chosen
+
+
+def _check_told(raw: dict[str, Any], model_type: str, file: Path) -> None:
+    """Raises ``ConfigError`` for a size that the file leaves out: transformers would put that of another model in its place."""
+    from transformers import CONFIG_MAPPING
+
+    family = FAMILIES[model_type]
+    # Other names that transformers takes for a field.
+    names: dict[str, str] = CONFIG_MAPPING[model_type].attribute_map
+    for field in ("num_hidden_layers", "hidden_size", "num_experts_per_tok", family.num_experts, family.expert_size):
+        known = {field, names.get(field, field), *(other for other, meant in names.items() if meant == field)}
+        if not known & raw.keys():
+            raise ConfigError(
+                "--model",
+                f"{file} has no {field}",
+                "put it there, or copy the file again from where the model was published",
+            )
 
 
 def shape_of(spec: ModelSpec, raw: dict[str, Any], source: str) -> Shape:

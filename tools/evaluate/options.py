@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping
 
 from afore.core.errors import ConfigError
+from afore.tools.bench.parser import Parser
 from afore.tools.evaluate.cell import Cell
 from afore.tools.evaluate.figure import Figure
 from afore.tools.evaluate.figures import FIGURES
@@ -15,6 +16,8 @@ from afore.workers.device.hardware import profile_names
 
 QUICK_LAYERS, QUICK_STEPS, QUICK_WARM, QUICK_ROWS = 6, 8, 12, 80
 WARM, STEPS, ROWS = 20, 8, 325
+MOST_STEPS = 100_000
+"""Of a run: the demand of all of them is made before it begins."""
 
 EPILOG = f"""examples:
   python -m afore.tools.evaluate --quick                                   # a first look: small batches, few layers
@@ -36,7 +39,7 @@ exit status: 0 done, 1 a result cannot be written, 2 the request cannot be carri
 
 def parser() -> argparse.ArgumentParser:
     """Of the evaluation itself; ``plan`` and ``reality`` have their own."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="python -m afore.tools.evaluate",
         description="The paper's figures and more in virtual time: the real roles on emulated hardware.",
         epilog=EPILOG,
@@ -68,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE,…",
         help="demand of a recorded run (.trace.npz), or of published routing (.npz)",
     )
-    made.add_argument("--out", default="evaluation", metavar="DIR", help="where results are kept")
+    made.add_argument("--out", type=directory, default="evaluation", metavar="DIR", help="where results are kept")
     made.add_argument(
         "--page", metavar="FILE.md", help="write the page there too, and its pictures into the folder FILE beside it"
     )
@@ -90,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="L",
         help="MoE layers of hiding, grid, sensitivity, traffic and arrivals, which are many or long runs (those of --layers)",
     )
-    made.add_argument("--steps", type=count, metavar="S", help=f"steps that are measured ({STEPS})")
+    made.add_argument("--steps", type=step_count, metavar="S", help=f"steps that are measured ({STEPS})")
     made.add_argument(
         "--collectives",
         choices=("model-stream", "own-stream"),
@@ -164,16 +167,38 @@ def count_or_none(text: str) -> int:
     return _whole(text, 0)
 
 
+def directory(text: str) -> str:
+    """A directory's name: an empty one would be the current directory's."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; give a directory")
+    return text
+
+
+def step_count(text: str) -> int:
+    """Steps that are measured."""
+    value = count(text)
+    if value > MOST_STEPS:
+        raise argparse.ArgumentTypeError(f"{value} is none of 1 to {MOST_STEPS}")
+    return value
+
+
 def _whole(text: str, least: int) -> int:
-    value = int(text)
+    value = _int(text)
     if not least <= value < 1 << 31:
         raise argparse.ArgumentTypeError(f"{text} is none of {least} to 2^31 - 1")
     return value
 
 
+def _int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:  # also of a number of thousands of digits
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number") from error
+
+
 def seed(text: str) -> int:
     """A seed that every generator takes."""
-    value = int(text)
+    value = _int(text)
     if not 0 <= value < 1 << 55:
         raise argparse.ArgumentTypeError(f"{text} is none of 0 to 2^55 - 1")
     return value

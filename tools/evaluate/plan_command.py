@@ -13,10 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from afore.core.errors import ConfigError
+from afore.tools.bench.parser import Parser
 from afore.tools.evaluate.cell import Cell
 from afore.tools.evaluate.command import check, compile_policies
 from afore.tools.evaluate.model_shape import with_model
-from afore.tools.evaluate.options import count, seed
+from afore.tools.evaluate.options import count, directory, seed, step_count
+from afore.tools.evaluate.out import out_directory
 from afore.tools.evaluate.plan_search import TRIED_ON, Offer, Wish, search, winner
 from afore.tools.evaluate.profiles import open_profile, parse_override, with_overrides
 from afore.tools.evaluate.progress import ProgressLine
@@ -43,11 +45,12 @@ def plan(argv: Sequence[str]) -> int:
         raise ConfigError("--gpus", f"{options.gpus} cannot be split into attention and FFN", "give 2 or more")
     if not options.itl_ms > 0:
         raise ConfigError("--itl-ms", f"{options.itl_ms:g} is no limit that could be kept", "give more than 0")
+    with out_directory(Path(options.out)):
+        return _planned(options)
+
+
+def _planned(options: argparse.Namespace) -> int:
     out = Path(options.out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError("--out", f"{out} cannot be made: {error.strerror}", "give another directory") from error
     profile = with_overrides(open_profile(options.profile, out, _say), tuple(map(parse_override, options.overrides)))
     if options.model is not None:
         profile = with_model(profile, Path(options.model))
@@ -89,6 +92,8 @@ def plan(argv: Sequence[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(_table(offers, wish))
     console.print(f"best: {winner(offers)}", markup=False, highlight=False)
+    if offers[0].itl_p95_ms > wish.itl_ms:
+        console.print(f"none keeps a P95 ITL of {wish.itl_ms:g} ms", markup=False, highlight=False)
     console.print(
         f"{wish.requests:,} requests decode at a time, {wish.prompt_tokens:.0f} + {wish.output_tokens} tokens each in the "
         f"mean; predicted from {base.layers} of {moe} layers on profile {printable(profile.name)}",
@@ -138,7 +143,7 @@ def _table(offers: Sequence[Offer], wish: Wish) -> Table:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m afore.tools.evaluate plan",
         description="Ratios of attention to FFN devices, M, R and policies, with predicted throughput, latency and memory.",
         epilog=EPILOG,
@@ -154,9 +159,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--output-tokens", type=count, default=256, metavar="X", help="of an answer, mean: for the cache's size (256)")
     add("--itl-ms", type=float, default=float("inf"), metavar="X", help="P95 inter-token latency to be kept")
     add("--layers", type=count, default=LAYERS, metavar="L", help=f"MoE layers that are run ({LAYERS})")
-    add("--steps", type=count, default=STEPS, metavar="S", help=f"steps that are measured ({STEPS})")
+    add("--steps", type=step_count, default=STEPS, metavar="S", help=f"steps that are measured ({STEPS})")
     add("--jobs", type=count, default=1, metavar="J", help="processes (1)")
     add("--seed", type=seed, default=0, help="of demand and prompts (0)")
-    add("--out", default="evaluation-plan", metavar="DIR", help="where runs are kept: asked again, it answers at once")
+    add(
+        "--out",
+        type=directory,
+        default="evaluation-plan",
+        metavar="DIR",
+        help="where runs are kept: asked again, it answers at once",
+    )
     add("--json", action="store_true", help="print one JSON object")
     return parser

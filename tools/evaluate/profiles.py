@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from afore.core.errors import ConfigError
-from afore.tools.bench.files import write_whole
+from afore.tools.bench.files import check_place, write_whole
 from afore.tools.calibrate.fit import to_yaml_fields
 from afore.workers.device.hardware import HardwareProfile, Number, profile_names, read_profile
 from afore.workers.device.hardware_check import check_profile
@@ -25,11 +25,12 @@ _GROUPS = ("shape", "chip", "wires")
 def open_profile(name_or_path: str, directory: Path, say: Callable[[str], None]) -> HardwareProfile:
     """The named profile. ``cpu``, where no package has one, is measured and kept in ``directory``, and ``say`` hears of it.
 
-    Raises ``ConfigError``, ``HostError``.
+    Raises ``ConfigError``; ``HostError``, also for what is in the way of its file.
     """
     if name_or_path != CPU or CPU in profile_names():
         return read_profile(name_or_path)
     path = directory / f"{CPU}.yaml"
+    check_place(path)
     if path.is_file():
         say(f"profile {CPU}: {path}, measured before; remove it to measure again")
         return read_profile(str(path))

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from afore.core.errors import ConfigError
-from afore.scheduler.policies.registry import policy_kernels
+from afore.scheduler.policies.registry import check_policy, policy_kernels
 from afore.tools.bench.files import write_whole
+from afore.tools.bench.parser import Parser
 from afore.tools.calibrate.fit import Fit, fit_all, profile_from
 from afore.tools.calibrate.measure import TILE_TOKENS
 from afore.tools.calibrate.spans import read_samples
-from afore.tools.evaluate.options import count, count_or_none
+from afore.tools.evaluate.options import count, count_or_none, directory
+from afore.tools.evaluate.out import out_directory
 from afore.tools.evaluate.profiles import CPU, open_profile
 from afore.tools.evaluate.reality_fit import Host, host_alone, host_of
 from afore.tools.evaluate.reality_plans import plans_again, rows_again
@@ -32,6 +34,9 @@ from afore.tools.evaluate.store import to_bytes
 from afore.workers.device.hardware import HardwareProfile
 
 LIMIT_S = 300.0
+LEAST_TOKENS = 4
+"""Of an answer: its first comes from prefill, and one more is for each half."""
+JSON = "reality.json"
 OWN, SHARED = "fitted", "shared"
 """Predictions: fitted on the shape's own even steps; and on the first shape's, with cores that all workers share."""
 
@@ -57,25 +62,43 @@ def reality(argv: Sequence[str]) -> int:
     cores = options.cores or min(2, usable)
     if cores > usable:
         raise ConfigError("--cores", f"{cores} of {usable} that this process may use", "give fewer")
+    if not 0 < options.limit_s < float("inf"):
+        raise ConfigError("--limit-s", f"{options.limit_s:g} is no time to wait", "give seconds, more than 0")
     shapes = [_shape(text, options) for text in options.shapes.split(",")]
+    twice = [str(shape) for shape, times in Counter(shapes).items() if times > 1]
+    if twice:
+        raise ConfigError("--shapes", f"{twice[0]} stands there twice", "give each once")
+    if options.tokens < LEAST_TOKENS:
+        raise ConfigError(
+            "--tokens", f"{options.tokens} make no even and odd steps to compare", f"give {LEAST_TOKENS} or more"
+        )
+    check_policy(options.policy)
+    for shape in shapes:
+        shape.config(Path("unwritten"), emulated=False)  # what it refuses is refused before anything is measured
     for compile_kernel in policy_kernels(options.policy):
         compile_kernel()
-    with tempfile.TemporaryDirectory() as temporary:
-        out = Path(options.out or temporary)
-        places = [_fresh(out / str(shape).replace(" ", "")) for shape in shapes]
-        base = open_profile(CPU, out, _say)
-        before = os.getloadavg()[0]
-        first: Fitted | None = None
-        found = []
-        for shape, place in zip(shapes, places, strict=True):
-            _say(f"running {shape} attention and FFN processes")
-            fitted = _run(shape, place, base, cores, options.limit_s)
-            first = first or fitted
-            _say("the same in virtual time")
-            found.append(_compared(shape, place, fitted, first, cores))
+    if options.out is not None:
+        with out_directory(Path(options.out), (JSON,)):
+            return _held_against(options, shapes, cores, Path(options.out))
+    with tempfile.TemporaryDirectory(prefix="afore-reality-") as temporary:
+        return _held_against(options, shapes, cores, Path(temporary))
+
+
+def _held_against(options: argparse.Namespace, shapes: Sequence[Shape], cores: int, out: Path) -> int:
+    """Runs all shapes into ``out``, and shows how far predictions are off."""
+    places = [_fresh(out / str(shape).replace(" ", "")) for shape in shapes]
+    base = open_profile(CPU, out, _say)
+    before = os.getloadavg()[0]
+    first: Fitted | None = None
+    found = []
+    for shape, place in zip(shapes, places, strict=True):
+        _say(f"running {shape} attention and FFN processes")
+        fitted = _run(shape, place, base, cores, options.limit_s)
+        first = first or fitted
+        _say("the same in virtual time")
+        found.append(_compared(shape, place, fitted, first, cores))
     report = {"cores": cores, "load": [before, os.getloadavg()[0]], "shapes": found}
-    if options.out:
-        write_whole(str(Path(options.out) / "reality.json"), to_bytes(report))
+    write_whole(str(out / JSON), to_bytes(report))
     if options.json:
         print(json.dumps(report))
     else:
@@ -243,7 +266,7 @@ def _say(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m afore.tools.evaluate reality",
         description="Predicted against measured time of targets on this machine, and plans made again from what was recorded.",
         epilog=EPILOG,
@@ -258,6 +281,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokens", type=count, default=160, metavar="X", help="of each answer (160)")
     add("--policy", default="afore", metavar="P", help="(afore)")
     add("--limit-s", type=float, default=LIMIT_S, metavar="S", help=f"for each real run ({LIMIT_S:g})")
-    add("--out", metavar="DIR", help="keep spans, traces and reality.json there; it must not hold an earlier run")
+    add(
+        "--out",
+        type=directory,
+        metavar="DIR",
+        help="keep spans, traces and reality.json there; it must not hold an earlier run",
+    )
     add("--json", action="store_true", help="print one JSON object")
     return parser

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from afore.core.errors import AforeError, HostError
-from afore.tools.bench.files import write_whole
+from afore.tools.bench.files import check_place, read_kept, write_whole
 from afore.tools.evaluate.cell import FORMAT, Cell, demand_key, run_cell
 from afore.tools.evaluate.demand import demand_of
+from afore.tools.evaluate.out import CELLS, DEMAND
+from afore.tools.evaluate.pool import Pool
 from afore.workers.device.hardware import HardwareProfile, read_profile
 
 Progress = Callable[[Cell, int, int], None]
@@ -54,7 +53,7 @@ def results_of(
     ``profile``: what cells' profile name stands for; none reads it by name. ``to_run`` hears of the cells that are not there.
     Demand is stored beside the cells. Raises ``HostError`` for a directory that cannot be written, ``CellFailedError``.
     """
-    folder, demands = directory / "cells", directory / "demand"
+    folder, demands = directory / CELLS, directory / DEMAND
     for one in (folder, demands):
         try:
             one.mkdir(parents=True, exist_ok=True)
@@ -92,21 +91,19 @@ def _run(
                 result = one_cell(cell, profile, demands)
             yield cell, result
         return
-    # Not forked: the parent has compiled code and perhaps threads.
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent) as pool:
-        running: dict[Future[dict[str, Any]], Cell] = {}
-        try:
-            for cell in cells:
-                running[pool.submit(one_cell, cell, profile, demands)] = cell
-                if len(running) >= jobs:
-                    yield from _done(running)
-            while running:
+    pool = Pool(jobs)
+    running: dict[Future[dict[str, Any]], Cell] = {}
+    try:
+        for cell in cells:
+            running[pool.submit(one_cell, cell, profile, demands)] = cell
+            if len(running) >= jobs:
                 yield from _done(running)
-        except BaseException:
-            for future in running:
-                future.cancel()
-            raise
+        while running:
+            yield from _done(running)
+    except BaseException:
+        pool.kill()
+        raise
+    pool.close()
 
 
 def _done(running: dict[Future[dict[str, Any]], Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
@@ -117,18 +114,6 @@ def _done(running: dict[Future[dict[str, Any]], Cell]) -> Iterator[tuple[Cell, d
             with _of(cell):
                 result = future.result()
             yield cell, result
-
-
-def _end_with_parent() -> None:
-    """A process that runs cells ends with the command, however that ended: nobody else would ever end it."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 @contextmanager
@@ -155,9 +140,14 @@ def one_cell(cell: Cell, profile: HardwareProfile | None, demands: Path) -> dict
 
 
 def _read(folder: Path, cell: Cell, profile: HardwareProfile | None) -> Mapping[str, Any] | None:
-    """A result of an earlier run; none where there is none, or one that this version would not write."""
+    """A result of an earlier run; none where there is none, or one that this version would not write.
+
+    Raises ``HostError`` for what is in the way of one.
+    """
+    path = folder / f"{cell.key(profile)}.json"
+    check_place(path)
     try:
-        result = json.loads((folder / f"{cell.key(profile)}.json").read_bytes())
+        result = json.loads(read_kept(path))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(result, dict) or result.get("format") != FORMAT:

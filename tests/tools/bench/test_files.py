@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from afore.core.errors import ConfigError, HostError
-from afore.tools.bench.files import read_lines, write_whole
+from afore.tools.bench.files import check_place, read_kept, read_lines, sweep, write_whole
 from afore.tools.bench.prompts import read_prompts
 
 
@@ -64,6 +67,48 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_bytes() == b"old"
     assert [found.name for found in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to nowhere", "device"])
+def test_what_is_in_a_files_way_is_refused_and_never_waited_for(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    check_place(path)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else tmp_path / "nowhere")
+    with pytest.raises(HostError, match="no result can take its place; remove it"):
+        check_place(path)
+    with pytest.raises(OSError, match=r"it is no file|No such file"):
+        read_kept(path)
+
+
+def test_only_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
+    for name in ("cell.json.a1b2c3d_.partial", "cell.json", "mine.partial", "cell.json.UPPERCAS.partial"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder.a1b2c3d4.partial").mkdir()
+    sweep(tmp_path)
+    sweep(tmp_path / "nowhere")
+    assert not (tmp_path / "cell.json.a1b2c3d_.partial").exists()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.slow
+def test_what_a_killed_writer_leaves_is_known_by_its_name(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from afore.tools.bench import files\n"
+        "files._fill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "files.write_whole(sys.argv[1], b'x')"
+    )
+    for name in ("out.json", "x" * 240):
+        assert (
+            subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], timeout=60).returncode == -signal.SIGKILL
+        )
+    assert len(list(tmp_path.iterdir())) == 2
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_device_is_written_to() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 from afore.core.clock import Clock
 from afore.core.config import BatchOptions, PlannerOptions, RunConfig
+from afore.core.errors import ConfigError
 from afore.core.topology import Topology
 from afore.core.trace import Tracer
 from afore.models.counted import counted_spec
@@ -82,6 +86,54 @@ def test_a_run_of_a_profile_gives_that_profile_back(tmp_path: Path, capsys: pyte
     assert fit(samples, slope=True).error < 0.02
 
 
+def written(directory: Path, planned: dict[str, Any], experts: dict[str, Any], attention: dict[str, Any]) -> None:
+    """Span files of one target, each record with these arguments."""
+    records = {
+        "scheduler": [{"instant": "planned", "at_ns": 1, "args": planned}],
+        "ffn": [{"name": "experts", "start_ns": 2, "end_ns": 3, "args": experts}],
+        "attention": [{"name": "attention", "start_ns": 0, "end_ns": 1, "args": attention}],
+    }
+    for role, lines in records.items():
+        name = f"{role}-0"
+        header = {"afore_trace": 1, "process": name, "role": role, "rank": 0, "clock": "virtual", "clock_base_ns": 0}
+        header |= {"unix_base_ns": None, "host": "", "version": "0.1.0"}
+        whole = [header, *({"layer": 0, "microbatch": 0, "step": 0, **line} for line in lines)]
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in whole))
+
+
+PLANNED = {"sequence": 0, "workers": 1, "demand": [9, 0], "shares": [[0, 0, 0, 4, 1]]}
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "wrong"),
+    [
+        ("scheduler", "sequence", ["", None, "x", -1, [], 1.5, 10**30]),
+        ("scheduler", "workers", [None, "x", -1, 0, [1], 10**30]),
+        ("ffn", "demand", [None, "x", 1, [], [-1], [1.5], [[1]], [10**30], {"a": 1}]),
+        ("ffn", "shares", [None, "x", 1, [1], [[1]], [[9, 0, 0, 1, 1]], [[0, 0, 0, 1e300, 1]], {"a": 1}]),
+        ("ffn", "sequence", ["", None, [1], "x"]),
+        ("attention", "tokens", [None, "x", [1], float("nan"), 1e308]),
+    ],
+)
+def test_a_record_that_no_run_writes_is_refused_by_its_file(
+    role: str, name: str, wrong: list[Any], tmp_path: Path
+) -> None:
+    written(tmp_path, PLANNED, {"sequence": 0}, {"tokens": 8})
+    assert {name: [one.size for one in found] for name, found in read_samples(tmp_path, 4).samples.items()} == {
+        "attention": [8],
+        "experts": [3],  # of 5 and of 4 pairs
+    }
+    for value in wrong:
+        arguments: dict[str, dict[str, Any]] = {"scheduler": {**PLANNED}, "ffn": {"sequence": 0}, "attention": {}}
+        there = arguments["scheduler" if name in PLANNED and (role, name) != ("ffn", "sequence") else role]
+        there[name] = value
+        if value == "":
+            del there[name]
+        written(tmp_path, *arguments.values())
+        with pytest.raises(ConfigError, match=rf"{role}-0\.jsonl: the record .* is damaged: .*; record the run again"):
+            read_samples(tmp_path, 4)
+
+
 def known(value: float) -> Number:
     return Number(value=value, kind="given", source="the test")
 
@@ -108,19 +160,41 @@ def test_neither_part_of_a_line_is_negative() -> None:
     ("arguments", "names"),
     [
         ([], "nothing to fit"),
-        (["DIR"], "nothing to fit"),
+        (["DIR"], "--base: span files show no peaks"),
         (["DIR", "--base", "a100-glm45air"], "holds no span file"),
         (["DIR", "--base", "nothing"], "there is no 'nothing'"),
-        (["DIR", "--measure"], "no span files"),
+        (["DIR", "--measure"], "--measure and DIR: each makes a profile of its own"),
+        (["--measure", "--from-raw", "x.json"], "--measure and --from-raw: each"),
+        (["--measure", "--base", "h200"], "--base: it has no meaning with --measure; leave it out; it is for --gpu"),
+        (["--measure", "--raw", "x.json"], "--raw: it has no meaning with --measure"),
+        (["--measure", "--repeats", "3"], "--repeats: it has no meaning with --measure"),
+        (["--from-raw", "x.json", "--raw", "y.json"], "--raw: it has no meaning with --from-raw"),
+        (["--from-raw", "x.json", "--model", "y"], "--model: it has no meaning with --from-raw"),
+        (["DIR", "--base", "h200", "--raw", "y.json"], "--raw: it has no meaning with DIR"),
+        (["DIR", "--base", "h200", "--name", "two\nlines"], "--name: 'two\\nlines' is no name"),
+        (["--gpu", "--repeats", "few"], "calibrate: repeats: invalid int value: 'few'; see python"),
+        (["--from-raw", "PIPE"], "cannot be read: it is no file"),
+        (["--from-raw", "/dev/zero"], "/dev/zero cannot be read: it is no file"),
     ],
 )
 def test_mistakes_are_named(
     arguments: list[str], names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given_ = [str(tmp_path) if argument == "DIR" else argument for argument in arguments]
+    os.mkfifo(tmp_path / "pipe")
+    places = {"DIR": str(tmp_path), "PIPE": str(tmp_path / "pipe")}
+    given_ = [places.get(argument, argument) for argument in arguments]
     assert main([*given_, "--out", str(tmp_path / "x.yaml")]) == 2
     assert names in capsys.readouterr().err
     assert not (tmp_path / "x.yaml").exists()
+
+
+@pytest.mark.parametrize("out", ["", ".", "nowhere/x.yaml"])
+def test_a_file_that_could_not_be_written_is_refused_before_anything_is_measured(
+    out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--measure", "--model", "no model, which would be said first", "--out", out]) == 2
+    assert "calibrate: --out: " in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import json
 import os
@@ -13,14 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
-from afore.core.errors import CheckpointError, ConfigError
+from afore.core.errors import AforeError, CheckpointError, ConfigError
 from afore.models.config import read_spec
+from afore.tools.bench.files import check_file
 from afore.tools.evaluate.cell import Cell, run_cell
-from afore.tools.evaluate.command import check_file
-from afore.tools.evaluate.demand import routing_digest
+from afore.tools.evaluate.demand import StoredDemand, routing_digest
 from afore.tools.evaluate.figure import vary
 from afore.tools.evaluate.mechanisms import main as mechanisms
 from afore.tools.evaluate.profiles import parse_override, with_overrides
@@ -74,6 +76,15 @@ def result() -> dict[str, Any]:
     return found
 
 
+def test_a_cell_that_fails_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Each of its requests fails: none is reported as lost, with a traceback, when the collector comes to it."""
+    another = StoredDemand(np.ones((9, 1, 4), np.int32), microbatches=3, top_k=8, source="of 4 experts")
+    with pytest.raises(AforeError):
+        run_cell(TINY, demand=another)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     if isinstance(value, dict):
         return [leaf for key, inner in value.items() for leaf in _leaves(inner, (*path, key))]
@@ -124,9 +135,9 @@ def test_each_stage_of_a_search_estimates_anew() -> None:
 @pytest.mark.parametrize(
     "arguments", [["--layers", "0"], ["--microbatches", "-1"], ["--steps", "x"], ["--slots", "-2"]]
 )
-def test_mechanisms_refuse_sizes_that_are_none(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        mechanisms(arguments)
+def test_mechanisms_refuse_sizes_that_are_none(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert mechanisms(arguments) == 2
+    assert f"mechanisms: {arguments[0].lstrip('-')}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--layers", "99"], ["--profile", "abacus"], ["--microbatches", "99999"]])
@@ -147,14 +158,29 @@ def test_a_model_out_of_all_measure_is_refused(content: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nobody_is_left_when_the_command_is_ended(how: signal.Signals, tmp_path: Path) -> None:
-    sizes = ["--layers", "2", "--rows", "200", "--steps", "50", "--jobs", "2", "--no-pictures", "--out", str(tmp_path)]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    sizes = [
+        "--layers",
+        "2",
+        "--rows",
+        "200",
+        "--steps",
+        "50",
+        "--jobs",
+        "2",
+        "--no-pictures",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "afore.tools.evaluate", "--only", "fig3", "--workloads", "chat", *sizes],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
     )
     children: list[psutil.Process] = []
     try:
@@ -167,8 +193,12 @@ def test_nobody_is_left_when_the_command_is_ended(how: signal.Signals, tmp_path:
             assert time.monotonic() < ends_s
         process.send_signal(how)
         _, errors = process.communicate(timeout=150)
-        assert process.returncode == -how
-        assert "Traceback" not in errors
+        assert process.returncode == (-how if how == signal.SIGKILL else 128 + how)
+        if how == signal.SIGKILL:
+            assert "Traceback" not in errors
+        else:  # no leaked semaphore either, and nothing in the folder for what is temporary
+            assert "\n".join(line for line in errors.splitlines() if not line.startswith("[")) == ""
+            assert list(temporary.iterdir()) == []
         assert not psutil.wait_procs(children, timeout=150)[1]
     finally:
         process.kill()

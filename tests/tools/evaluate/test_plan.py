@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afore.core.errors import ConfigError
+from afore.core.errors import CheckpointError, ConfigError
 from afore.models.bundle import bundled_model_path
 from afore.tools.evaluate.cell import Cell
 from afore.tools.evaluate.command import main
@@ -128,6 +129,55 @@ def test_bad_input_is_refused_with_its_field(
     given = [argument.replace("MODEL", str(tmp_path)) for argument in arguments]
     assert main(["plan", *given, "--out", str(tmp_path / "out")]) == 2
     assert names in capsys.readouterr().err
+
+
+TOLD = {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 100,
+}
+
+
+@pytest.mark.parametrize(
+    "field", ["num_hidden_layers", "hidden_size", "num_experts", "num_experts_per_tok", "moe_intermediate_size"]
+)
+def test_a_size_that_a_model_leaves_out_is_not_taken_from_another(field: str, tmp_path: Path) -> None:
+    """Not from what transformers would put in its place: the shape of the family's first model."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TOLD))
+    assert with_model(PROFILE, path).shape.experts.value == 16
+    path.write_text(json.dumps({name: value for name, value in TOLD.items() if name != field}))
+    with pytest.raises(ConfigError, match=f"--model: .* has no {field}; put it there"):
+        with_model(PROFILE, path)
+
+
+def test_another_name_of_a_size_is_one(tmp_path: Path) -> None:
+    other = {"num_local_experts" if name == "num_experts" else name: value for name, value in TOLD.items()}
+    (tmp_path / "config.json").write_text(json.dumps(other))
+    assert with_model(PROFILE, tmp_path).shape.experts.value == 16
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "sparse", "folder"])
+def test_a_configuration_that_is_no_file_is_refused_and_never_waited_for(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        with_model(PROFILE, tmp_path)
 
 
 @pytest.mark.slow

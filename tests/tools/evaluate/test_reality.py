@@ -227,3 +227,28 @@ def test_real_processes_are_predicted_and_plans_repeat(tmp_path: Path, capsys: p
 def test_what_cannot_be_run_is_refused(arguments: list[str], names: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reality", *arguments]) == 2
     assert names in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["--shapes", "1+1,1+1"], "--shapes: 1 + 1 stands there twice"),
+        (["--shapes", "1+0"], "--shapes: '1+0' is none"),
+        (["--shapes", "9999+1"], "topology.attention: 9999"),
+        (["--cores", "99999"], "--cores: 99999 of"),
+        (["--limit-s", "nan"], "--limit-s: nan is no time"),
+        (["--limit-s", "-1"], "--limit-s: -1 is no time"),
+        (["--tokens", "3"], "--tokens: 3 make no even and odd steps"),
+        (["--policy", "nobody"], "policy: there is no policy 'nobody'"),
+        (["--slots", "many"], "slots: 'many' is no whole number"),
+        (["--out", ""], "out: it is empty; give a directory"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_measured(
+    arguments: list[str], names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reality", "--out", str(tmp_path / "out"), *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert names in errors
+    assert len(errors.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
