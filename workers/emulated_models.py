@@ -13,7 +13,7 @@ from afore.core.config import RunConfig
 from afore.core.trace import SpanName, Tracer
 from afore.models.attention import F32, I32, AttentionModel
 from afore.models.config import ModelSpec
-from afore.models.counted import CountedAttention, CountedPrefill, DemandSource
+from afore.models.counted import NEXT_GATE_ACCURACY, CountedAttention, CountedPrefill, DemandSource
 from afore.models.emulated import EmulatedAttention, EmulatedPrefill, ExpertFunction, RoutingProfile
 from afore.models.kv import KVLayout, KVStorage
 from afore.models.prefill import PrefillModel
@@ -126,12 +126,13 @@ class CountedAttentionWeights:
     spec: ModelSpec
     source: DemandSource
     rank: int
+    next_gate_accuracy: float = NEXT_GATE_ACCURACY
     nbytes: int = 0
     tensors: int = 0
 
     def open(self, layout: KVLayout, buffer: memoryview) -> AttentionModel:
         """The model; nothing is cached."""
-        return CountedAttention(self.spec, self.source, self.rank)
+        return CountedAttention(self.spec, self.source, self.rank, next_gate_accuracy=self.next_gate_accuracy)
 
     def sum_rows(self, replies: PendingReplies) -> F32:
         """See ``SumsRows``: rows say nothing, and none have come."""
@@ -150,9 +151,12 @@ class EmulatedModels:
         routing: RoutingProfile | None = None,
         expert: ExpertFunction | None = identity_expert,
         demand: DemandSource | None = None,
+        next_gate_accuracy: float = NEXT_GATE_ACCURACY,
     ) -> None:
-        """``demand``: a model of counts instead (``afore.models.counted``): ``seed``, ``routing``, ``expert`` say nothing."""
+        """``demand``: a model of counts instead (``afore.models.counted``), whose next gates are right as often as said: ``seed``,
+        ``routing``, ``expert`` say nothing."""
         self._spec = spec
+        self._accuracy = next_gate_accuracy
         self._demand = demand
         self._profile = profile
         self._seed = seed
@@ -166,7 +170,9 @@ class EmulatedModels:
     def load_attention(self, config: RunConfig, rank: int) -> AttentionWeights:
         """At once."""
         if self._demand is not None:
-            return CountedAttentionWeights(spec=self._spec, source=self._demand, rank=rank)
+            return CountedAttentionWeights(
+                spec=self._spec, source=self._demand, rank=rank, next_gate_accuracy=self._accuracy
+            )
         return EmulatedAttentionWeights(spec=self._spec, seed=self._seed, routing=self._routing, expert=self._expert)
 
     def load_prefill(self, config: RunConfig) -> EmulatedPrefillWeights:

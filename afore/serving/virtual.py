@@ -25,7 +25,7 @@ from afore.core.errors import ConfigError
 from afore.core.topology import ATTENTION, PREFILL
 from afore.core.trace import Tracer
 from afore.models.config import ModelSpec
-from afore.models.counted import DemandSource
+from afore.models.counted import NEXT_GATE_ACCURACY, DemandSource
 from afore.models.emulated import RoutingProfile, emulated_spec
 from afore.scheduler.policies.registry import check_policy
 from afore.serving.client import Client
@@ -61,6 +61,8 @@ class Emulation:
     demand: DemandSource | None = None
     """What routes in a model of counts (``afore.models.counted``); none: the checked model of ``routing``. With it, ``spec`` is a
     ``counted_spec``, tokens say nothing, and stores are not checked."""
+    next_gate_accuracy: float = NEXT_GATE_ACCURACY
+    """Of a model of counts: part of the assignments that the next layer's gate gives right on a layer's hidden states, 0 to 1."""
     profile: CostProfile = LAPTOP_EMULATED
     """What work costs."""
     profiles: Mapping[str, CostProfile] = field(default_factory=dict)
@@ -106,6 +108,7 @@ class EmulatedWorld(EmulatedModels):
             seed=config.seed,
             routing=emulation.routing,
             demand=emulation.demand,
+            next_gate_accuracy=emulation.next_gate_accuracy,
         )
         self.stores: list[TaggedStore] = []
         self.prefill_is_free = emulation.free_prefill

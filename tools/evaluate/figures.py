@@ -10,6 +10,7 @@ from afore.tools.evaluate.fig_arrivals import ARRIVING
 from afore.tools.evaluate.fig_case import CASE_FIGURES
 from afore.tools.evaluate.fig_compare import COMPARE_FIGURES
 from afore.tools.evaluate.fig_planner import PLANNER_FIGURES
+from afore.tools.evaluate.fig_prediction import PREDICTION
 from afore.tools.evaluate.fig_sensitivity import SENSITIVITY
 from afore.tools.evaluate.fig_traffic import TRAFFIC
 from afore.tools.evaluate.figure import Figure
@@ -26,8 +27,14 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             *ABLATION_FIGURES,
             *_BEYOND,
             SENSITIVITY,
+            PREDICTION,
             TRAFFIC,
             ARRIVING,
         )
     }
 )
+
+SWEPT = tuple(
+    name for name in FIGURES if name in ("hiding", "grid", "sensitivity", "prediction", "traffic", "arrivals")
+)
+"""Of many settings or long runs: on fewer layers, where asked."""

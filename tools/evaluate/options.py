@@ -9,7 +9,7 @@ from afore.core.errors import ConfigError
 from afore.tools.bench.parser import Parser
 from afore.tools.evaluate.cell import Cell
 from afore.tools.evaluate.figure import Figure
-from afore.tools.evaluate.figures import FIGURES
+from afore.tools.evaluate.figures import FIGURES, SWEPT
 from afore.tools.evaluate.profiles import parse_override
 from afore.tools.evaluate.workloads import WORKLOADS
 from afore.workers.device.hardware import profile_names
@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
         "--sweep-layers",
         type=count,
         metavar="L",
-        help="MoE layers of hiding, grid, sensitivity, traffic and arrivals, which are many or long runs (those of --layers)",
+        help=f"MoE layers of {', '.join(SWEPT)}, which are many or long runs (those of --layers)",
     )
     made.add_argument("--steps", type=step_count, metavar="S", help=f"steps that are measured ({STEPS})")
     made.add_argument(

@@ -29,6 +29,8 @@ def config_of(cell: Cell, profile: HardwareProfile) -> RunConfig:
     """The cell's configuration. Raises ``ConfigError`` for what cannot be."""
     if cell.arrivals and cell.arrivals not in ARRIVALS:
         raise ConfigError("arrivals", f"there is no {cell.arrivals!r}", f"of {', '.join(ARRIVALS)}")
+    if not 0.0 <= cell.next_gate_accuracy <= 1.0:
+        raise ConfigError("next_gate_accuracy", f"{cell.next_gate_accuracy} is no part of assignments", "give 0 to 1")
     costs = profile.costs(workers=cell.ffn, redistribute_us=cell.redistribute_us)
     seats = cell.attention * cell.microbatches * cell.rows
     per_request = -(-(LONGEST_PROMPT + most_tokens(cell) + 8) // _BLOCK_TOKENS) + 1
@@ -92,6 +94,7 @@ def world_of(
             dense_layers=int(shape.dense_layers.value),
         ),
         demand=demand,
+        next_gate_accuracy=cell.next_gate_accuracy,
         profile=costs,
         profiles={"ffn-0": slow} if cell.slow_worker != 1.0 else {},
         colocated=cell.colocated,

@@ -18,7 +18,7 @@ from afore.tools.evaluate.command import check, main
 from afore.tools.evaluate.fig_ablation import target_us
 from afore.tools.evaluate.fig_sensitivity import points
 from afore.tools.evaluate.figure import Figure, Row, Setting, vary
-from afore.tools.evaluate.figures import FIGURES
+from afore.tools.evaluate.figures import FIGURES, SWEPT
 from afore.tools.evaluate.findings import findings
 from afore.tools.evaluate.measured import measured_rows
 from afore.tools.evaluate.pictures import draw
@@ -177,9 +177,7 @@ def test_sweeps_may_run_on_fewer_layers() -> None:
     for figure in RUN:
         assert figure.cells is not None
         depths = {cell.layers for cell in figure.cells(one)}
-        assert depths == (
-            {3} if figure.name in ("hiding", "grid", "sensitivity", "traffic", "arrivals") else {TEMPLATE.layers}
-        )
+        assert depths == ({3} if figure.name in SWEPT else {TEMPLATE.layers})
         assert rows_of(figure, one)
 
 
