@@ -243,5 +243,6 @@ def _grid(figures: Found) -> str:
     least = min(rows, key=lambda row: row.ours["least"])
     return (
         f"Grid: {lost:.0f} of {sum(row.ours['of'] for row in rows):.0f} cells lose more than 0.5 % against `afore`; the least is "
-        f"{least.ours['least']:+.1%} ({least.label}, M = {least.ours['least at M']:.0f}, R = {least.ours['least at R']:.0f})."
+        f"{least.ours['least']:+.2%} ({least.label}, M = {least.ours['least at M']:.0f}, R = {least.ours['least at R']:.0f}, "
+        f"seed {least.ours['least at seed']:.0f})."
     )
