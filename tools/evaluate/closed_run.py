@@ -45,9 +45,9 @@ class ClosedRun:
             await self._reached(self._warm, tasks)
             cluster.world.prefill_is_free = False
             before = await cluster.client.stats()
-            self._samples.start()
+            self._samples.start(cluster.network.clock.now_ns())
             await self._reached(self._done, tasks)
-            self._samples.stop()
+            self._samples.stop(cluster.network.clock.now_ns())
             stats = await cluster.client.stats()
             await cluster.client.stop("the last request is measured")
             await asyncio.wait(tasks)

@@ -6,6 +6,7 @@ from waits for what an earlier plan or such an entry is still filling.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -37,20 +38,23 @@ class CopySamples:
         """Copies that landed, by the sequence of the entry that made them."""
         self._of_targets: set[int] = set()
         """Sequences of all targets: an entry of another sequence is of copies alone."""
+        self._since_ns, self._until_ns = 0.0, math.inf
         self._latest = self._ignored = -1
         self._stopped = False
 
-    def start(self) -> None:
-        """What is counted begins here: targets that some worker has already come to are left out."""
+    def start(self, now_ns: int) -> None:
+        """What is counted begins here: targets that some worker has already come to, and copies that have landed, are left out."""
+        self._since_ns = now_ns
         self._ignored = self._latest
         for counted in (self._raw_us, self._d_us, self._w_us, self._left_us, self._exposed_us, self._copies):
             counted.clear()
         self._first_layer.clear()
         self._made.clear()
 
-    def stop(self) -> None:
-        """Nothing is counted from here on."""
+    def stop(self, now_ns: int) -> None:
+        """Nothing is counted from here on, but for copies that have landed and are seen later."""
         self._stopped = True
+        self._until_ns = now_ns
 
     def tracer(self, name: str, clock: Clock) -> Tracer:
         """A role's tracer: FFN workers' hears of copies, the others' of nothing."""
@@ -61,7 +65,7 @@ class CopySamples:
         """A copy has landed; before it began, it waited for uses of its slot, or for its target's turn."""
         key = (worker, args["layer"], args["slot"], args["generation"])
         self._landed[key] = (args["submitted_ns"], begun_ns, end_ns)
-        if not self._stopped:
+        if self._since_ns <= end_ns <= self._until_ns:
             self._made[args["generation"]] += 1
 
     def waited(self, worker: int, target: Target, reached_ns: int, args: dict[str, Any]) -> None:

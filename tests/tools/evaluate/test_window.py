@@ -85,18 +85,35 @@ def come(samples: CopySamples, sequence: int, *, worker: int = 0, layer: int = 0
 def test_copies_count_from_the_start_to_the_stop() -> None:
     samples = CopySamples(2)
     come(samples, 1, late_ns=500)
-    samples.start()
+    samples.start(900)
     come(samples, 1, worker=1, late_ns=500)  # a target that was under way is left out whole
     come(samples, 2)
     come(samples, 3, layer=1, late_ns=400)
     come(samples, 4, late_ns=200)
-    samples.stop()
+    samples.stop(1500)
     come(samples, 5, late_ns=900)
     found = samples.summary()
     assert (found["targets"], found["copies"]) == (3, 3)
     assert (found["exposed_targets"], found["exposed_in_first_layer"]) == (2, 1)
     assert found["exposed_us"]["mean"] == pytest.approx(0.2)
     assert found["left_us"]["points"][0] == -0.4
+
+
+def test_copies_that_were_sent_ahead_are_told_from_targets_own_by_when_they_landed() -> None:
+    samples = CopySamples(2)
+    ahead = {"layer": 3, "slot": 0, "generation": 7, "submitted_ns": 0}
+    samples.start(1000)
+    samples.copied(0, ahead, 400, 900)  # seen late: it landed before
+    samples.copied(1, ahead, 900, 1200)
+    come(samples, 8)
+    waited = {"sequence": 9, "slots": [0], "generations": [7]}
+    samples.waited(1, Target(3, 0, 0), 1100, waited)
+    samples.stop(1500)
+    samples.copied(0, {**ahead, "slot": 1}, 1200, 1400)  # seen late: it landed while it counted
+    samples.copied(0, {**ahead, "slot": 2}, 1400, 1600)
+    found = samples.summary()
+    assert (found["copies"], found["ahead"]) == (1, 2)
+    assert (found["targets"], found["exposed_targets"], found["exposed_to_earlier"]) == (1, 0, 1)
 
 
 def test_a_tracer_hears_of_ffn_workers_alone() -> None:
