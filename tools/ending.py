@@ -39,6 +39,10 @@ def end_with(main: Callable[[], int]) -> NoReturn:
     except BrokenPipeError:
         lose_output()
         status = PIPE_STATUS
+    except SystemExit as gone:
+        if not isinstance(gone.__context__, BrokenPipeError):
+            raise
+        status = PIPE_STATUS  # what rich makes of it
     except KeyboardInterrupt:
         status = TERMINATED_STATUS if terminated() else INTERRUPTED_STATUS
     except HostError as error:
