@@ -11,6 +11,7 @@ from afore.tools.evaluate.fig_case import CASE_FIGURES
 from afore.tools.evaluate.fig_compare import COMPARE_FIGURES
 from afore.tools.evaluate.fig_planner import PLANNER_FIGURES
 from afore.tools.evaluate.fig_prediction import PREDICTION
+from afore.tools.evaluate.fig_profiles import OTHER_PROFILES
 from afore.tools.evaluate.fig_sensitivity import SENSITIVITY
 from afore.tools.evaluate.fig_traffic import TRAFFIC
 from afore.tools.evaluate.figure import Figure
@@ -28,13 +29,13 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             *_BEYOND,
             SENSITIVITY,
             PREDICTION,
+            OTHER_PROFILES,
             TRAFFIC,
             ARRIVING,
         )
     }
 )
 
-SWEPT = tuple(
-    name for name in FIGURES if name in ("hiding", "grid", "sensitivity", "prediction", "traffic", "arrivals")
-)
+_SWEPT = ("hiding", "grid", "sensitivity", "prediction", "profiles", "traffic", "arrivals")
+SWEPT = tuple(name for name in FIGURES if name in _SWEPT)
 """Of many settings or long runs: on fewer layers, where asked."""
