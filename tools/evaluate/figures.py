@@ -9,6 +9,7 @@ from afore.tools.evaluate.fig_ablation import ABLATION_FIGURES
 from afore.tools.evaluate.fig_arrivals import ARRIVING
 from afore.tools.evaluate.fig_case import CASE_FIGURES
 from afore.tools.evaluate.fig_compare import COMPARE_FIGURES
+from afore.tools.evaluate.fig_host import HOST_PART
 from afore.tools.evaluate.fig_planner import PLANNER_FIGURES
 from afore.tools.evaluate.fig_prediction import PREDICTION
 from afore.tools.evaluate.fig_profiles import OTHER_PROFILES
@@ -30,12 +31,13 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             SENSITIVITY,
             PREDICTION,
             OTHER_PROFILES,
+            HOST_PART,
             TRAFFIC,
             ARRIVING,
         )
     }
 )
 
-_SWEPT = ("hiding", "grid", "sensitivity", "prediction", "profiles", "traffic", "arrivals")
+_SWEPT = ("hiding", "grid", "sensitivity", "prediction", "profiles", "host", "traffic", "arrivals")
 SWEPT = tuple(name for name in FIGURES if name in _SWEPT)
 """Of many settings or long runs: on fewer layers, where asked."""
