@@ -19,7 +19,7 @@ from afore.tools.evaluate.measured import measured_rows
 from afore.tools.evaluate.options import chosen_figures, chosen_workloads, parser, template_of
 from afore.tools.evaluate.out import out_directory
 from afore.tools.evaluate.pictures import draw
-from afore.tools.evaluate.profiles import open_profile, with_overrides
+from afore.tools.evaluate.profiles import open_profile, profiles_of, with_overrides
 from afore.tools.evaluate.progress import ProgressLine
 from afore.tools.evaluate.report import page, to_json
 from afore.tools.evaluate.store import results_of, to_bytes
@@ -78,12 +78,14 @@ def _carried_out(
         sweep_layers=options.sweep_layers,
     )
     cells = [cell for figure in figures if figure.cells is not None for cell in figure.cells(setting)]
+    # Cells of other hardware name a profile of the package; the template's name may stand for one that was measured here.
+    profiles = profiles_of((cell.profile for cell in cells), {template.profile: profile})
     for cell in cells:
-        check(cell, profile)
+        check(cell, profiles[cell.profile])
     compile_policies(cells)
-    line = ProgressLine(sys.stderr, profile)
+    line = ProgressLine(sys.stderr, profiles)
     results = results_of(
-        cells, out, line.began, profile=profile, jobs=options.jobs, to_run=line.to_run, finished=line.finished
+        cells, out, line.began, profile=profiles, jobs=options.jobs, to_run=line.to_run, finished=line.finished
     )
     found: list[tuple[Figure, Sequence[Row]]] = []
     for figure in figures:

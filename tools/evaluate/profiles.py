@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from afore.workers.device.hardware_check import check_profile
 CPU = "cpu"
 Override = tuple[str, float]
 """(dotted name, value): ``("chip.gemm_efficiency", 0.7)``."""
+Profiles = HardwareProfile | Mapping[str, HardwareProfile] | None
+"""One that every name stands for, or some by name; other names are read."""
 _GROUPS = ("shape", "chip", "wires")
 
 
@@ -43,6 +45,16 @@ def open_profile(name_or_path: str, directory: Path, say: Callable[[str], None])
     text = yaml.safe_dump(to_yaml_fields(profile), sort_keys=False, allow_unicode=True, width=120)
     write_whole(str(path), text.encode())
     return read_profile(str(path))
+
+
+def profiles_of(names: Iterable[str], given: Profiles) -> dict[str, HardwareProfile]:
+    """What each name stands for: what is given for it, or else the package's or a file's. Raises ``ConfigError``."""
+    found: dict[str, HardwareProfile] = {}
+    for name in names:
+        if name not in found:
+            known = given if isinstance(given, HardwareProfile) else (given or {}).get(name)
+            found[name] = known or read_profile(name)
+    return found
 
 
 def parse_override(text: str) -> Override:

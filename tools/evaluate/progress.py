@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from afore.tools.evaluate.cell import Cell, demand_key
+from afore.tools.evaluate.profiles import Profiles, profiles_of
 from afore.workers.device.hardware import HardwareProfile
 
 
@@ -20,16 +21,16 @@ def weight(cell: Cell, profile: HardwareProfile) -> float:
 class ProgressLine:
     """Prints where an evaluation stands. Times are the wall's, and nothing but this line depends on them."""
 
-    def __init__(self, stream: IO[str], profile: HardwareProfile) -> None:
+    def __init__(self, stream: IO[str], profiles: Profiles) -> None:
         self._stream = stream
-        self._profile = profile
+        self._profiles = profiles
         self._began_s = time.monotonic()
         self._left = self._done = 0.0
 
     def to_run(self, cells: Sequence[Cell]) -> None:
         """What will be run."""
         self._began_s = time.monotonic()
-        self._left, self._done = sum(weight(cell, self._profile) for cell in cells), 0.0
+        self._left, self._done = sum(map(self._weight, cells)), 0.0
 
     def began(self, cell: Cell, done: int, total: int) -> None:
         """A cell begins."""
@@ -41,9 +42,12 @@ class ProgressLine:
 
     def finished(self, cell: Cell) -> None:
         """A cell has been run."""
-        this = weight(cell, self._profile)
+        this = self._weight(cell)
         self._done += this
         self._left -= this
+
+    def _weight(self, cell: Cell) -> float:
+        return weight(cell, profiles_of([cell.profile], self._profiles)[cell.profile])
 
     def measuring(self, name: str) -> None:
         """Something is measured."""

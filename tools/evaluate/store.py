@@ -18,7 +18,8 @@ from afore.tools.evaluate.cell import FORMAT, Cell, demand_key, run_cell
 from afore.tools.evaluate.demand import demand_of
 from afore.tools.evaluate.out import CELLS, DEMAND
 from afore.tools.evaluate.pool import Pool
-from afore.workers.device.hardware import HardwareProfile, read_profile
+from afore.tools.evaluate.profiles import Profiles, profiles_of
+from afore.workers.device.hardware import HardwareProfile
 
 Progress = Callable[[Cell, int, int], None]
 """Called when a cell begins: (cell, cells that are done or began before it, cells in all)."""
@@ -43,14 +44,14 @@ def results_of(
     directory: Path,
     progress: Progress,
     *,
-    profile: HardwareProfile | None = None,
+    profile: Profiles = None,
     jobs: int = 1,
     to_run: Callable[[Sequence[Cell]], None] = lambda cells: None,
     finished: Finished = lambda cell: None,
 ) -> dict[Cell, Mapping[str, Any]]:
     """Every cell's result, run where it is not there yet, ``jobs`` at a time. How many makes no difference to results.
 
-    ``profile``: what cells' profile name stands for; none reads it by name. ``to_run`` hears of the cells that are not there.
+    ``profile``: what cells' profile names stand for (``profiles_of``). ``to_run`` hears of the cells that are not there.
     Demand is stored beside the cells. Raises ``HostError`` for a directory that cannot be written, ``CellFailedError``.
     """
     folder, demands = directory / CELLS, directory / DEMAND
@@ -60,7 +61,8 @@ def results_of(
         except OSError as error:
             raise HostError(str(one), f"cannot be made: {error.strerror}", "give another --out") from error
     wanted = list(dict.fromkeys(cells))
-    found = {cell: result for cell in wanted if (result := _read(folder, cell, profile)) is not None}
+    profiles = profiles_of((cell.profile for cell in wanted), profile)
+    found = {cell: result for cell in wanted if (result := _read(folder, cell, profiles[cell.profile])) is not None}
     missing = [cell for cell in wanted if cell not in found]
     began = len(found)
     to_run(missing)
@@ -71,11 +73,11 @@ def results_of(
             progress(cell, began, len(wanted))
             began += 1
             # Before the cell runs, and by one process: cells share demands.
-            demand_of(demand_key(cell, profile or read_profile(cell.profile)), demands)
+            demand_of(demand_key(cell, profiles[cell.profile]), demands)
             yield cell
 
-    for cell, result in _run(begin(), profile, demands, min(jobs, len(missing))):
-        write_whole(str(folder / f"{cell.key(profile)}.json"), to_bytes(result))
+    for cell, result in _run(begin(), profiles, demands, min(jobs, len(missing))):
+        write_whole(str(folder / f"{cell.key(profiles[cell.profile])}.json"), to_bytes(result))
         # As it will be read: tuples are lists, keys are texts.
         found[cell] = json.loads(to_bytes(result))
         finished(cell)
@@ -83,19 +85,19 @@ def results_of(
 
 
 def _run(
-    cells: Iterator[Cell], profile: HardwareProfile | None, demands: Path, jobs: int
+    cells: Iterator[Cell], profiles: Mapping[str, HardwareProfile], demands: Path, jobs: int
 ) -> Iterator[tuple[Cell, dict[str, Any]]]:
     if jobs <= 1:
         for cell in cells:
             with _of(cell):
-                result = one_cell(cell, profile, demands)
+                result = one_cell(cell, profiles[cell.profile], demands)
             yield cell, result
         return
     pool = Pool(jobs)
     running: dict[Future[dict[str, Any]], Cell] = {}
     try:
         for cell in cells:
-            running[pool.submit(one_cell, cell, profile, demands)] = cell
+            running[pool.submit(one_cell, cell, profiles[cell.profile], demands)] = cell
             if len(running) >= jobs:
                 yield from _done(running)
         while running:
@@ -133,10 +135,9 @@ def _of(cell: Cell) -> Iterator[None]:
         raise CellFailedError(cell, error) from error
 
 
-def one_cell(cell: Cell, profile: HardwareProfile | None, demands: Path) -> dict[str, Any]:
+def one_cell(cell: Cell, profile: HardwareProfile, demands: Path) -> dict[str, Any]:
     """A cell on its stored demand: what a worker process runs."""
-    chosen = profile or read_profile(cell.profile)
-    return run_cell(cell, chosen, demand_of(demand_key(cell, chosen), demands))
+    return run_cell(cell, profile, demand_of(demand_key(cell, profile), demands))
 
 
 def _read(folder: Path, cell: Cell, profile: HardwareProfile | None) -> Mapping[str, Any] | None:
