@@ -24,6 +24,8 @@ class EplbOptions:
     """Steps whose demand is summed: vLLM's and SGLang's default, which is meant for hours of traffic; scale it to shorter runs."""
     interval_steps: int = 3000
     """Steps from one rebalancing to the next: vLLM's default (SGLang rebalances every 1000); scale it likewise."""
+    most_rebalances: int | None = None
+    """Layers are rebalanced so many times, and then no more; none: as long as the run lasts. For runs shorter than intervals are."""
     groups: int = 1
     """eplb-full: groups of experts that stay on one node (DeepSeek's hierarchical variant); used where nodes divides them."""
     nodes: int = 1
@@ -31,7 +33,12 @@ class EplbOptions:
 
     def __post_init__(self) -> None:
         at_least("policy_options.eplb", 1, window_steps=self.window_steps, interval_steps=self.interval_steps)
-        at_least("policy_options.eplb", 1, groups=self.groups, nodes=self.nodes)
+        at_least("policy_options.eplb", 1, groups=self.groups, nodes=self.nodes, most_rebalances=self.most_rebalances)
+
+    def due(self, completed: int) -> bool:
+        """Whether layers are rebalanced now that so many steps are completed."""
+        times, left = divmod(completed, self.interval_steps)
+        return left == 0 and times >= 1 and (self.most_rebalances is None or times <= self.most_rebalances)
 
     def scaled(self, steps: int, rebalances: int = 10) -> EplbOptions:
         """For a trace of so many steps: ``rebalances`` of them, window and interval in the same proportion as here."""

@@ -55,7 +55,7 @@ class Eplb(Slotted):
         self._window.close(microbatch)
         if self._window.completed == before:
             return []
-        if self._window.completed % self.options.interval_steps == 0:
+        if self.options.due(self._window.completed):
             # A rebalancing that has not come to an end gives way to the next: its layers' statistics are older.
             self._to_rebalance = deque(range(self._context.num_layers))
         turns = len(self._to_rebalance) if self.options.mode == "stop" else min(1, len(self._to_rebalance))

@@ -80,7 +80,7 @@ class EplbFull:
         self._window.close(microbatch)
         if self._window.completed == before:
             return []
-        if self._window.completed % self.options.interval_steps == 0:
+        if self.options.due(self._window.completed):
             self._to_rebalance = deque(range(self._L))
         turns = len(self._to_rebalance) if self.options.mode == "stop" else min(1, len(self._to_rebalance))
         return [self._rebalance(self._to_rebalance.popleft()) for _ in range(turns)]

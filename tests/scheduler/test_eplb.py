@@ -130,6 +130,18 @@ def test_stop_rebalances_all_layers_at_once_and_exposed() -> None:
     assert assigned(answers[1]).shares == ()
 
 
+def test_after_so_many_rebalancings_there_are_no_more() -> None:
+    turned = (5, 60, 5, 50)
+    for most, times in ((None, 4), (1, 1), (2, 2)):
+        options = EplbOptions(mode="stop", window_steps=1, interval_steps=2, most_rebalances=most)
+        policy = Eplb(context(options=PolicyOptions(eplb=options), layers=1, slots=1))
+        ends = [step(policy, number, SKEWED if number % 4 < 2 else turned)[1] for number in range(8)]
+        assert sum(map(bool, ends)) == times
+        assert all(bool(end) == (number % 2 == 1 and number < 2 * times) for number, end in enumerate(ends))
+    with pytest.raises(ConfigError, match=r"policy_options.eplb.most_rebalances: 0 is below 1"):
+        EplbOptions(most_rebalances=0)
+
+
 def test_async_rebalances_one_layer_a_step_and_waits_before_it_uses_it() -> None:
     policy = eplb("async", layers=2, slots=1, interval=3, microbatches=1)
     ends = [step(policy, number, SKEWED, SKEWED)[1] for number in range(3)]

@@ -70,14 +70,14 @@ def config_of(cell: Cell, profile: HardwareProfile) -> RunConfig:
 def _eplb(cell: Cell) -> EplbOptions:
     """EPLB at its best in a run of some twenty steps, for published windows are thousands of them.
 
-    All layers are rebalanced once, as early as no second time falls into what is measured: microbatches, which it stops, then have
-    steps to come apart again. Its steps are forward passes of one microbatch.
+    All layers are rebalanced once, and some steps before the first that is measured where there are some: microbatches, which it
+    stops, then have steps to come apart again. Its steps are forward passes of one microbatch.
     """
     if cell.arrivals:
         return EplbOptions(window_steps=cell.steps, interval_steps=cell.steps)
     passes = int(dict(cell.options).get("batch.least_microbatches") or cell.microbatches)
     counted = passes * max(1, min(cell.warm - 1, -(-(cell.warm + cell.steps + 2) // 2)))
-    return EplbOptions(mode="stop", window_steps=counted, interval_steps=counted)
+    return EplbOptions(mode="stop", window_steps=counted, interval_steps=counted, most_rebalances=1)
 
 
 def world_of(
