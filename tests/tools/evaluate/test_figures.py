@@ -142,7 +142,7 @@ def test_the_page_has_the_papers_value_beside_ours() -> None:
 def test_findings_are_read_off_the_rows() -> None:
     rows = {figure.name: rows_of(figure, setting()) for figure in RUN}
     texts = findings(rows)
-    assert len(texts) == 10
+    assert len(texts) == 13
     assert findings({}) == []
     better = [
         replace(row, ours={**row.ours, "over static": 0.5}) for row in rows["fig8"] if row.label.endswith(": afore")
