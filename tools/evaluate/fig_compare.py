@@ -247,7 +247,7 @@ COMPARE_FIGURES = (
             "losing more than 0.5 %": "",
             "of": "",
         },
-        note=f"Throughput over `afore` in the same cell: M 1 to 4, R 2, 4 and 8, each with {GRID_SEEDS} seeds, which make other "
-        "demand and other prompts.",
+        note=f"Throughput over `afore` in the same cell: M 1 to 4, R 2, 4 and 8, each with {GRID_SEEDS} seeds (a quick "
+        "look: fewer of each, one seed), which make other demand and other prompts.",
     ),
 )

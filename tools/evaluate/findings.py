@@ -27,6 +27,9 @@ def findings(figures: Found) -> list[str]:
             _beyond,
             _grid,
             _sensitivity,
+            _prediction,
+            _profiles,
+            _host,
         )
     ]
     return [text for text in texts if text]
@@ -245,4 +248,35 @@ def _grid(figures: Found) -> str:
         f"Grid: {lost:.0f} of {sum(row.ours['of'] for row in rows):.0f} cells lose more than 0.5 % against `afore`; the least is "
         f"{least.ours['least']:+.2%} ({least.label}, M = {least.ours['least at M']:.0f}, R = {least.ours['least at R']:.0f}, "
         f"seed {least.ours['least at seed']:.0f})."
+    )
+
+
+def _prediction(figures: Found) -> str:
+    rows = figures.get("prediction", ())
+    if not rows:
+        return ""
+    gains: dict[str, list[float]] = {}
+    for row in rows:
+        gains.setdefault(row.label.partition(",")[0], []).append(row.ours["over afore"])
+    listed = "; ".join(f"`{policy}` {min(found):+.1%} to {max(found):+.1%}" for policy, found in gains.items())
+    return f"However often the next layer's gate is right, over `afore`: {listed}."
+
+
+def _profiles(figures: Found) -> str:
+    rows = [row for row in figures.get("profiles", ()) if row.label.endswith((": afore", " + both"))]
+    if not rows:
+        return ""
+    listed = "; ".join(
+        f"{row.label} {row.ours['over static']:+.1%} and {row.ours['over eplb-redistribute']:+.1%}" for row in rows
+    )
+    return f"Other hardware, over static and over `eplb-redistribute` at 0 µs: {listed}."
+
+
+def _host(figures: Found) -> str:
+    rows = [row for row in figures.get("host", ()) if row.label.endswith(": afore-ahead + both")]
+    if not rows:
+        return ""
+    listed = "; ".join(f"{row.label.partition(':')[0]} {row.ours['over afore']:+.1%}" for row in rows)
+    return (
+        f"The host's part: `afore-ahead` with own-stream collectives and fewer microbatches over `afore` at {listed}."
     )

@@ -163,7 +163,7 @@ def test_the_page_has_the_papers_value_beside_ours() -> None:
 def test_findings_are_read_off_the_rows() -> None:
     rows = {figure.name: rows_of(figure, setting()) for figure in RUN}
     texts = findings(rows)
-    assert len(texts) == 12
+    assert len(texts) == 15
     assert findings({}) == []
     better = [
         replace(row, ours={**row.ours, "over static": 0.5}) for row in rows["fig8"] if row.label.endswith(": afore")
