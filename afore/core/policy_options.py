@@ -25,7 +25,7 @@ class EplbOptions:
     interval_steps: int = 3000
     """Steps from one rebalancing to the next: vLLM's default (SGLang rebalances every 1000); scale it likewise."""
     most_rebalances: int | None = None
-    """Layers are rebalanced so many times, and then no more; none: as long as the run lasts. For runs shorter than intervals are."""
+    """Layers are rebalanced so many times and no more; none: as long as the run lasts. For runs shorter than intervals are."""
     groups: int = 1
     """eplb-full: groups of experts that stay on one node (DeepSeek's hierarchical variant); used where nodes divides them."""
     nodes: int = 1
