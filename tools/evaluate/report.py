@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from afore.tools.evaluate.cell import Cell
+from afore.tools.evaluate.fig_ablation import target_us
 from afore.tools.evaluate.figure import Figure, Row, Setting
 from afore.tools.evaluate.figures import SWEPT
 from afore.tools.evaluate.findings import findings
-from afore.tools.evaluate.workloads import WORKLOADS
+from afore.tools.evaluate.workloads import WORKLOADS, prompt_lengths
+from afore.workers.device.base import Work
 from afore.workers.device.hardware import HardwareProfile
 
 
@@ -82,14 +84,36 @@ def _setting(setting: Setting) -> list[str]:
             else ""
         ),
         "",
-        "| workload | what it is | prompts |",
-        "|---|---|---|",
+        "| workload | what it is | prompts | attention of a layer (ms) |",
+        "|---|---|---|---:|",
         *(
-            f"| {name} | {w.about} | as long as {w.prompt_source}: median {w.prompt_characters[10] // 4} tokens |"
+            f"| {name} | {w.about} | as long as {w.prompt_source}: median {w.prompt_characters[10] // 4} tokens "
+            f"| {attention_us(setting, name) / 1e3:.2f} |"
             for name in setting.workloads
             for w in (WORKLOADS[name],)
         ),
+        "",
+        f"Attention is that of a microbatch's rows on one worker, by the profile, which also does the head and sampling of each "
+        f"microbatch once a step ({head_us(setting) / 1e3:.2f} ms); a target takes {target_us(setting) / 1e3:.2f} ms on balanced "
+        "experts, without collectives and copies.",
     ]
+
+
+def attention_us(setting: Setting, workload: str) -> float:
+    """A layer's attention for one worker's rows of a microbatch, their contexts as long as prompts are, half-way through a run."""
+    cell = setting.template
+    lengths = prompt_lengths(WORKLOADS[workload], cell.rows, seed=cell.seed)
+    context = sum(lengths) + cell.rows * (cell.warm + cell.steps) // 2
+    costs = setting.profile.costs(workers=cell.ffn)
+    return costs.work_ns(Work("attention", None, tokens=cell.rows, context=context)) / 1e3
+
+
+def head_us(setting: Setting) -> float:
+    """The head and sampling for one worker's rows of a microbatch."""
+    return (
+        setting.profile.costs(workers=setting.template.ffn).work_ns(Work("sample", None, tokens=setting.template.rows))
+        / 1e3
+    )
 
 
 def _assumed(cell: Cell) -> list[str]:
