@@ -16,12 +16,14 @@ from afore.scheduler.policies.registry import policy_kernels
 from afore.tools.bench.files import write_whole
 from afore.tools.evaluate.cell import Cell, demand_key
 from afore.tools.evaluate.figure import Figure, Row, Setting
+from afore.tools.evaluate.history import check_rebalancing
 from afore.tools.evaluate.measured import measured_rows
 from afore.tools.evaluate.options import chosen_figures, chosen_workloads, parser, template_of
 from afore.tools.evaluate.pictures import draw
 from afore.tools.evaluate.profiles import open_profile, with_overrides
 from afore.tools.evaluate.progress import ProgressLine
 from afore.tools.evaluate.report import page, to_json
+from afore.tools.evaluate.run_options import with_options
 from afore.tools.evaluate.store import results_of, to_bytes
 from afore.tools.evaluate.world import config_of
 from afore.workers.device.hardware import HardwareProfile
@@ -100,7 +102,7 @@ def _evaluate(options: argparse.Namespace, given: Sequence[str]) -> int:
 def check(cell: Cell, profile: HardwareProfile) -> None:
     """Raises ``ConfigError`` for a cell that cannot run, before any does."""
     demand_key(cell, profile)
-    config_of(cell, with_overrides(profile, cell.overrides))
+    check_rebalancing(cell, with_options(config_of(cell, with_overrides(profile, cell.overrides)), cell.options))
 
 
 def check_file(option: str, name: str | None) -> None:

@@ -19,6 +19,7 @@ from afore.tools.bench.files import write_whole
 from afore.tools.ending import end_with
 from afore.tools.evaluate.cell import Cell
 from afore.tools.evaluate.command import check, compile_policies
+from afore.tools.evaluate.history import warm_for
 from afore.tools.evaluate.options import count, count_or_none
 from afore.tools.evaluate.profiles import open_profile
 from afore.tools.evaluate.store import results_of, to_bytes
@@ -115,7 +116,7 @@ def _run(options: argparse.Namespace) -> int:
         layers=options.layers,
         microbatches=options.microbatches,
         slots=options.slots,
-        warm=options.warm,
+        warm=warm_for(options.steps) if options.warm is None else options.warm,
         steps=options.steps,
     )
     # Every cell that will be run, before any is.
@@ -163,7 +164,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--slots", type=count_or_none, default=8, metavar="R", help="redundant slots of each FFN worker and layer"
     )
-    parser.add_argument("--warm", type=count, default=11, metavar="S", help="steps before anything is measured")
+    parser.add_argument(
+        "--warm", type=count, metavar="S", help="steps before anything is measured (as many as EPLB needs for --steps)"
+    )
     parser.add_argument("--steps", type=count, default=7, metavar="S", help="steps that are measured")
     return parser
 

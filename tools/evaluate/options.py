@@ -9,11 +9,12 @@ from afore.core.errors import ConfigError
 from afore.tools.evaluate.cell import Cell
 from afore.tools.evaluate.figure import Figure
 from afore.tools.evaluate.figures import FIGURES
+from afore.tools.evaluate.history import warm_for
 from afore.tools.evaluate.profiles import parse_override
 from afore.tools.evaluate.workloads import WORKLOADS
 from afore.workers.device.hardware import profile_names
 
-QUICK_LAYERS, QUICK_STEPS, QUICK_WARM, QUICK_ROWS = 6, 8, 12, 80
+QUICK_LAYERS, QUICK_STEPS, QUICK_WARM, QUICK_ROWS = 6, 8, 15, 80
 WARM, STEPS, ROWS = 20, 8, 325
 
 EPILOG = f"""examples:
@@ -110,6 +111,7 @@ def template_of(options: argparse.Namespace) -> Cell:
     def pick(value: int | None, few: int, otherwise: int) -> int:
         return (few if quick else otherwise) if value is None else int(value)
 
+    steps = pick(options.steps, QUICK_STEPS, STEPS)
     return Cell(
         policy="static",
         profile=options.profile,
@@ -122,8 +124,8 @@ def template_of(options: argparse.Namespace) -> Cell:
         slots=options.slots,
         layers=pick(options.layers, QUICK_LAYERS, 0),
         rows=pick(options.rows, QUICK_ROWS, ROWS),
-        steps=pick(options.steps, QUICK_STEPS, STEPS),
-        warm=QUICK_WARM if quick else WARM,
+        steps=steps,
+        warm=max(QUICK_WARM if quick else WARM, warm_for(steps)),
         collectives=options.collectives,
         seed=options.seed,
     )

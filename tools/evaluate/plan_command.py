@@ -15,6 +15,7 @@ from rich.table import Table
 from afore.core.errors import ConfigError
 from afore.tools.evaluate.cell import Cell
 from afore.tools.evaluate.command import check, compile_policies
+from afore.tools.evaluate.history import warm_for
 from afore.tools.evaluate.model_shape import with_model
 from afore.tools.evaluate.options import count, seed
 from afore.tools.evaluate.plan_search import TRIED_ON, Offer, Wish, search, winner
@@ -24,7 +25,7 @@ from afore.tools.evaluate.store import results_of
 from afore.tools.evaluate.workloads import WORKLOADS, prompt_lengths
 from afore.tools.printable import printable
 
-LAYERS, STEPS, WARM, REQUESTS_PER_GPU = 6, 10, 2, 64
+LAYERS, STEPS, REQUESTS_PER_GPU = 6, 8, 64
 
 EPILOG = """examples:
   python -m afore.tools.evaluate plan --model ./glm45air/config.json --traffic chat --profile h200 --gpus 16
@@ -69,7 +70,7 @@ def plan(argv: Sequence[str]) -> int:
         prefill=1,
         layers=min(moe, options.layers),
         steps=options.steps,
-        warm=WARM,
+        warm=warm_for(options.steps),
         seed=options.seed,
     )
     compile_policies([Cell(policy=policy) for policy in TRIED_ON])

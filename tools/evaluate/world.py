@@ -69,12 +69,12 @@ def _eplb(cell: Cell) -> EplbOptions:
     """EPLB at its best in a run of some twenty steps, for published windows are thousands of them.
 
     All layers are rebalanced once, as early as no second time falls into what is measured: microbatches, which it stops, then have
-    steps to come apart again. Its steps are forward passes of one microbatch.
+    steps to come apart again. Its steps are forward passes of one microbatch; where fewer microbatches may run, no more than with
+    all of them.
     """
     if cell.arrivals:
         return EplbOptions(window_steps=cell.steps, interval_steps=cell.steps)
-    passes = int(dict(cell.options).get("batch.least_microbatches") or cell.microbatches)
-    counted = passes * max(1, min(cell.warm - 1, -(-(cell.warm + cell.steps + 2) // 2)))
+    counted = cell.microbatches * max(1, min(cell.warm - 1, -(-(cell.warm + cell.steps + 3) // 2)))
     return EplbOptions(mode="stop", window_steps=counted, interval_steps=counted)
 
 
