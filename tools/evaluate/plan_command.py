@@ -26,7 +26,7 @@ from afore.tools.evaluate.store import results_of
 from afore.tools.evaluate.workloads import WORKLOADS, prompt_lengths
 from afore.tools.printable import printable
 
-LAYERS, STEPS, WARM, REQUESTS_PER_GPU = 6, 10, 2, 64
+LAYERS, STEPS, WARM, REQUESTS_PER_GPU = 6, 8, 12, 64
 
 EPILOG = """examples:
   python -m afore.tools.evaluate plan --model ./glm45air/config.json --traffic chat --profile h200 --gpus 16

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _BLOCK_TOKENS = 64
 _LONGEST_S = 3600.0
+_LEAST_WARM = 3
+"""Steps in which EPLB can count, rebalance and copy before anything is measured."""
 
 
 def config_of(cell: Cell, profile: HardwareProfile) -> RunConfig:
@@ -73,6 +75,12 @@ def _eplb(cell: Cell) -> EplbOptions:
     All layers are rebalanced once, and some steps before the first that is measured where there are some: microbatches, which it
     stops, then have steps to come apart again. Its steps are forward passes of one microbatch.
     """
+    if cell.policy.startswith("eplb") and cell.warm < _LEAST_WARM and not cell.arrivals:
+        raise ConfigError(
+            "--warm",
+            f"in {cell.warm} steps {cell.policy} cannot count and rebalance before what is measured",
+            f"give {_LEAST_WARM} or more",
+        )
     if cell.arrivals:
         return EplbOptions(window_steps=cell.steps, interval_steps=cell.steps)
     passes = int(dict(cell.options).get("batch.least_microbatches") or cell.microbatches)
