@@ -17,7 +17,7 @@ from afore.tools.bench.files import write_whole
 from afore.tools.evaluate.cell import Cell, demand_key
 from afore.tools.evaluate.figure import Figure, Row, Setting
 from afore.tools.evaluate.history import check_rebalancing
-from afore.tools.evaluate.measured import measured_rows
+from afore.tools.evaluate.measured import measured
 from afore.tools.evaluate.options import chosen_figures, chosen_workloads, parser, template_of
 from afore.tools.evaluate.pictures import draw
 from afore.tools.evaluate.profiles import open_profile, with_overrides
@@ -79,7 +79,7 @@ def _evaluate(options: argparse.Namespace, given: Sequence[str]) -> int:
             found.append((figure, figure.rows(setting, results)))
         else:
             line.measuring(figure.name)
-            found.append((figure, measured_rows(figure, setting, out)))
+            found.append(measured(figure, setting, out))
     whole = to_json(found, template)
     write_whole(str(out / "evaluation.json"), to_bytes(whole))
     command = shlex.join(["python", "-m", "afore.tools.evaluate", *given])

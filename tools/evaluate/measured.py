@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from afore.core.errors import HostError
 from afore.tools.bench.files import write_whole
-from afore.tools.bench.machine import machine_facts
+from afore.tools.bench.machine import describe_machine, machine_facts
 from afore.tools.evaluate.figure import Figure, Row, Setting
+from afore.tools.printable import printable
 
 FORMAT = 1
 
@@ -20,7 +21,7 @@ def measured_rows(figure: Figure, setting: Setting, directory: Path) -> Sequence
     """The figure's rows, from ``directory``/measured where an earlier run of the same size left them. None where a part that it
     needs is not installed; its note says so on the page."""
     assert figure.measure is not None
-    path = directory / "measured" / f"{figure.name}{'-quick' if setting.quick else ''}.json"
+    path = _path(figure, setting, directory)
     kept = _read(path)
     if kept is not None:
         return kept
@@ -52,3 +53,25 @@ def _read(path: Path) -> list[Row] | None:
 
 def _floats(values: Any) -> dict[str, float]:
     return {str(name): float(value) for name, value in values.items()}
+
+
+def measured(figure: Figure, setting: Setting, directory: Path) -> tuple[Figure, Sequence[Row]]:
+    """``measured_rows``, and the figure with a note that says which machine they are of, and how busy it was: that of an earlier
+    run, where that one left them."""
+    rows = measured_rows(figure, setting, directory)
+    if not any(row.ours for row in rows):
+        return figure, rows
+    note = f"{figure.note} Measured on this {_machine(_path(figure, setting, directory))}.".lstrip()
+    return replace(figure, note=note), rows
+
+
+def _machine(path: Path) -> str:
+    """In words, as the file has it."""
+    try:
+        return printable(describe_machine(json.loads(path.read_bytes())["machine"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return "machine: its file does not say"
+
+
+def _path(figure: Figure, setting: Setting, directory: Path) -> Path:
+    return directory / "measured" / f"{figure.name}{'-quick' if setting.quick else ''}.json"
