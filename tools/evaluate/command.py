@@ -15,7 +15,7 @@ from afore.scheduler.policies.registry import policy_kernels
 from afore.tools.bench.files import check_file, write_whole
 from afore.tools.evaluate.cell import Cell, demand_key
 from afore.tools.evaluate.figure import Figure, Row, Setting
-from afore.tools.evaluate.measured import measured_rows
+from afore.tools.evaluate.measured import measured
 from afore.tools.evaluate.options import chosen_figures, chosen_workloads, parser, template_of
 from afore.tools.evaluate.out import out_directory
 from afore.tools.evaluate.pictures import draw
@@ -93,7 +93,7 @@ def _carried_out(
             found.append((figure, figure.rows(setting, results)))
         else:
             line.measuring(figure.name)
-            found.append((figure, measured_rows(figure, setting, out)))
+            found.append(measured(figure, setting, out))
     whole = to_json(found, template)
     write_whole(str(out / JSON), to_bytes(whole))
     command = shlex.join(["python", "-m", "afore.tools.evaluate", *given])

@@ -87,21 +87,22 @@ def _quality(setting: Setting) -> list[Row]:
 PLANNER_FIGURES = (
     Figure(
         name="fig9",
-        title="Figure 9: time of a plan (measured on this machine)",
+        title="Figure 9: time of a plan (measured)",
         measure=_latency,
         unit=dict.fromkeys(CORES, "µs"),
         note=f"Median of the core's call, R = {SLOTS}, M_tile = {TILE_TOKENS}, generated demand of the paper's skew; the paper's "
-        "machine and R are not known. Runs in virtual time are charged the profile's times instead, so that they repeat.",
+        "machine and R are not known. Runs in virtual time are charged the profile's times instead, so that they repeat. The "
+        "benchmarks' page has the same call on another machine: times are those of the machine, and of what else it did.",
     ),
     Figure(
         name="table2",
         title="Table 2: plans against the certified optimum",
         measure=_quality,
         unit={
-            "optimal": "%",
-            "mean gap": "%",
-            "max gap": "%",
-            "gap to the bound": "%",
+            "optimal": "share",
+            "mean gap": "share",
+            "max gap": "share",
+            "gap to the bound": "share",
             "not decided": "",
             "copies a target": "",
         },

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from afore.core.errors import HostError
 from afore.tools.bench.files import check_place, read_kept, write_whole
-from afore.tools.bench.machine import machine_facts
+from afore.tools.bench.machine import describe_machine, machine_facts
 from afore.tools.evaluate.figure import Figure, Row, Setting
 from afore.tools.evaluate.out import MEASURED
+from afore.tools.printable import printable
 
 FORMAT = 1
 
@@ -22,7 +23,7 @@ def measured_rows(figure: Figure, setting: Setting, directory: Path) -> Sequence
     """The figure's rows, from ``directory``/measured where an earlier run of the same size on such a machine left them. None where
     a part that it needs is not installed; its note says so on the page. Raises ``HostError`` where they cannot be kept."""
     assert figure.measure is not None
-    path = directory / MEASURED / f"{figure.name}{'-quick' if setting.quick else ''}.json"
+    path = _path(figure, setting, directory)
     check_place(path)
     kept = _read(path, figure)
     if kept is not None:
@@ -67,3 +68,25 @@ def _floats(values: Any, figure: Figure) -> dict[str, float]:
     if not found.keys() <= figure.unit.keys() or not all(map(math.isfinite, found.values())):
         raise ValueError(found)
     return found
+
+
+def measured(figure: Figure, setting: Setting, directory: Path) -> tuple[Figure, Sequence[Row]]:
+    """``measured_rows``, and the figure with a note that says which machine they are of, and how busy it was: that of an earlier
+    run, where that one left them."""
+    rows = measured_rows(figure, setting, directory)
+    if not any(row.ours for row in rows):
+        return figure, rows
+    note = f"{figure.note} Measured on this {_machine(_path(figure, setting, directory))}.".lstrip()
+    return replace(figure, note=note), rows
+
+
+def _machine(path: Path) -> str:
+    """In words, as the file has it."""
+    try:
+        return printable(describe_machine(json.loads(path.read_bytes())["machine"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return "machine: its file does not say"
+
+
+def _path(figure: Figure, setting: Setting, directory: Path) -> Path:
+    return directory / MEASURED / f"{figure.name}{'-quick' if setting.quick else ''}.json"

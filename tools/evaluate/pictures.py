@@ -47,7 +47,7 @@ def draw(figure: Figure, rows: Sequence[Row], directory: Path, kinds: Sequence[s
 
 
 def _panel(axes: Any, figure: Figure, rows: Sequence[Row], name: str, *, labelled: bool) -> None:
-    unit = figure.unit[name]
+    unit = "%" if figure.unit[name] == "share" else figure.unit[name]
     times = 100.0 if unit == "%" else 1.0
     places = list(range(len(rows)))
     values = [row.ours.get(name, 0.0) * times for row in rows]

@@ -158,6 +158,8 @@ def shown(value: float | None, unit: str) -> str:
         return ""
     if unit == "%":
         return f"{value * 100:+.1f} %"
+    if unit == "share":
+        return f"{value * 100:.1f} %"
     if unit == "tokens/s":
         return f"{value:,.0f}"
     if unit == "yes":

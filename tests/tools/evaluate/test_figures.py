@@ -169,7 +169,7 @@ def test_findings_are_read_off_the_rows() -> None:
         replace(row, ours={**row.ours, "over static": 0.5}) for row in rows["fig8"] if row.label.endswith(": afore")
     ]
     [text] = [text for text in findings({"fig8": better}) if text.startswith("Figure 8")]
-    assert "+50.0% to +50.0% over static" in text
+    assert ": `afore` is +50.0% over static" in text
 
 
 def test_sweeps_may_run_on_fewer_layers() -> None:
