@@ -17,8 +17,8 @@ from afore.tools.evaluate.workloads import WORKLOADS, prompt_lengths
 if TYPE_CHECKING:
     from afore.tools.evaluate.cell import Cell
 
-_AFTER = 4
-"""Steps that requests go on for while others are still measured."""
+AFTER_STEPS = 40
+"""Steps that requests can go on for while others are still measured: so far apart may microbatches be."""
 
 
 class ClosedRun:
@@ -91,7 +91,7 @@ class ClosedRun:
                     self._done.set()
 
         # Some more than are measured, so that no microbatch shrinks while another is still measured.
-        await cluster.client.submit_to(take, (0,) * length, max_new_tokens=last + _AFTER)
+        await cluster.client.submit_to(take, (0,) * length, max_new_tokens=last + AFTER_STEPS)
         await ended
 
     def _figures(self, before: Mapping[str, Any], stats: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from afore.core.topology import Topology
 from afore.models.config import ModelSpec
 from afore.models.counted import DemandSource, counted_spec
 from afore.serving.virtual import Emulation
+from afore.tools.evaluate.closed_run import AFTER_STEPS
 from afore.tools.evaluate.copies import CopySamples
 from afore.tools.evaluate.run_options import with_options
 from afore.tools.evaluate.workloads import ARRIVALS, LONGEST_PROMPT, output_lengths
@@ -35,7 +36,7 @@ def config_of(cell: Cell, profile: HardwareProfile) -> RunConfig:
         raise ConfigError("next_gate_accuracy", f"{cell.next_gate_accuracy} is no part of assignments", "give 0 to 1")
     costs = profile.costs(workers=cell.ffn, redistribute_us=cell.redistribute_us)
     seats = cell.attention * cell.microbatches * cell.rows
-    per_request = -(-(LONGEST_PROMPT + most_tokens(cell) + 8) // _BLOCK_TOKENS) + 1
+    per_request = -(-(LONGEST_PROMPT + most_tokens(cell) + 2 + AFTER_STEPS) // _BLOCK_TOKENS) + 1
     return RunConfig(
         policy=cell.policy,
         policy_options=PolicyOptions(eplb=_eplb(cell)),
