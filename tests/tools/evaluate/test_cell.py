@@ -70,6 +70,14 @@ def test_eplb_has_rebalanced_before_anything_is_measured(microbatches: int) -> N
     assert found["copies"]["copies"] == 0
 
 
+def test_a_microbatch_may_be_many_steps_behind_the_others() -> None:
+    """EPLB's copies over slow wires hold up the one whose target needs them."""
+    slow = (("wires.link_gb_per_s", 1.0),)
+    found = run_cell(vary(SMALL, policy="eplb-redistribute", microbatches=3, warm=8, steps=3, overrides=slow))
+    assert found["tokens"] == SMALL.attention * 3 * SMALL.rows * 3
+    assert found["itl_p95_ms"] > 2 * found["itl_p50_ms"]
+
+
 def test_what_a_policy_pays_on_the_path_is_paid_by_every_target(afore: dict[str, Any]) -> None:
     paid = run_cell(vary(SMALL, redistribute_us=2000.0))
     # FFN workers are the bottleneck by then: three microbatches of four layers, a step long each.

@@ -36,7 +36,15 @@ def test_plan_by_its_own_defaults_measures_eplb_after_it_has_rebalanced(
     [kept] = (tmp_path / "cells").glob("eplb-redistribute-*.json")
     planned = json.loads(kept.read_text())["cell"]
     # The same steps at a size at which replicas matter.
-    shape: dict[str, Any] = {"prefill": 1, "layers": 3, "attention": 2, "ffn": 6, "microbatches": 2, "slots": 2, "rows": 128}
+    shape: dict[str, Any] = {
+        "prefill": 1,
+        "layers": 3,
+        "attention": 2,
+        "ffn": 6,
+        "microbatches": 2,
+        "slots": 2,
+        "rows": 128,
+    }
     steps = {name: planned[name] for name in ("warm", "steps", "profile")}
     rebalanced_before_and_not_within(Cell(policy="eplb-redistribute", **shape, **steps))
 
