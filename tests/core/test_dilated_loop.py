@@ -44,12 +44,33 @@ def entries(run: EmulatedRun) -> list[object]:
     ]
 
 
-FACTORS = (2, 5, 10, 20)
-"""A busy host takes longer between two events, but not longer than time can be stretched: the first factor that suffices counts."""
+FACTORS = (2, 5, 20)
+TRIES = 4
+"""One pause of the host, longer than two events are apart, reorders them: that says something of the host, not of the loop."""
 
 
+def first_difference(virtual: EmulatedRun, dilated: EmulatedRun, factor: int) -> str:
+    """Where the order parts, and how short the wall's time was there; empty where it does not."""
+    planned, found = entries(virtual), entries(dilated)
+    if planned == found:
+        return ""
+    spans = virtual.log.records("entry", "scheduler-0")
+    at = next(
+        (i for i, (a, b) in enumerate(zip(planned, found, strict=False)) if a != b), min(len(planned), len(found))
+    )
+    gaps_us = [(spans[i].start_ns - spans[i - 1].start_ns) / 1e3 for i in (at, at + 1) if 0 < i < len(spans)]
+    apart = (
+        f"its neighbours are {min(gaps_us):.0f} us away, {min(gaps_us) * factor / 1e3:.1f} ms of the wall"
+        if gaps_us
+        else ""
+    )
+    return f"entry {at} of {len(planned)} is another at x{factor}; {apart}"
+
+
+@pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("policy", ["afore", "static", "libra"])
-def test_frozen_costs_keep_plans_and_order_on_the_walls_clock(policy: str) -> None:
+def test_frozen_costs_keep_plans_and_order_on_the_walls_clock(policy: str, factor: int) -> None:
+    """At each factor. Where the host is too slow for a lower one, that is skipped and says for what; the last must hold."""
     # Slow enough that what the host does between two events is short beside them.
     slow = dataclasses.replace(
         Emulation().profile, name="slow", attention_us=9000.0, gate_us=100.0, experts_us=4000.0, tile_us=300.0
@@ -66,14 +87,15 @@ def test_frozen_costs_keep_plans_and_order_on_the_walls_clock(policy: str) -> No
     asks = [Ask(prompt=(1, 2, 3), max_new_tokens=3), Ask(prompt=(5, 6, 7), max_new_tokens=3, at_us=9_000.0)]
     emulation = Emulation(spec=SPEC, profile=slow)
     virtual = run_emulated(config, asks, emulation)
-    planned = entries(virtual)
-    assert planned
+    assert entries(virtual)
     assert policy != "afore" or any(span.args["copies"] for span in virtual.log.records("entry", "scheduler-0"))
-    seen = []
-    for factor in FACTORS:
+    reasons = []
+    for _ in range(TRIES):
         dilated = run_emulated(config, asks, emulation, dilation=factor)
-        assert dilated.tokens == virtual.tokens
-        seen.append(entries(dilated))
-        if seen[-1] == planned:
+        assert dilated.tokens == virtual.tokens, "whatever the order"
+        if not (reason := first_difference(virtual, dilated, factor)):
             return
-    pytest.fail(f"no factor of {FACTORS} keeps the order {planned}; the last gave {seen[-1]}")
+        reasons.append(reason)
+    if factor == FACTORS[-1]:
+        pytest.fail(f"{policy}: {'; '.join(reasons)}")
+    pytest.skip(f"this host pauses for too long for {policy} at x{factor}: {'; '.join(reasons)}")
