@@ -106,7 +106,7 @@ def _published(figures: Found) -> str:
             if policy == "afore" and theirs:
                 leads.append(row.ours["tokens/s"] / max(theirs) - 1)
         if leads:
-            texts.append(f"{min(leads):+.1%} to {max(leads):+.1%} where moving pairs costs {path_us} µs on the path")
+            texts.append(f"{spread(leads)} where moving pairs costs {path_us} µs on the path")
     if not texts:
         return ""
     return (
@@ -274,7 +274,7 @@ def _prediction(figures: Found) -> str:
     gains: dict[str, list[float]] = {}
     for row in rows:
         gains.setdefault(row.label.partition(",")[0], []).append(row.ours["over afore"])
-    listed = "; ".join(f"`{policy}` {min(found):+.1%} to {max(found):+.1%}" for policy, found in gains.items())
+    listed = "; ".join(f"`{policy}` {spread(found)}" for policy, found in gains.items())
     return f"However often the next layer's gate is right, over `afore`: {listed}."
 
 

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 _BLOCK_TOKENS = 64
 _LONGEST_S = 3600.0
-_LEAST_WARM = 3
-"""Steps in which EPLB can count, rebalance and copy before anything is measured."""
+_SETTLE = 5
+"""Steps from a rebalancing to what is measured: microbatches, which it stops, come apart again, or become fewer where they may."""
+_LEAST_WARM = _SETTLE + 1
+"""Steps in which EPLB can count, rebalance and settle before anything is measured."""
 
 
 def config_of(cell: Cell, profile: HardwareProfile) -> RunConfig:
@@ -73,19 +75,19 @@ def config_of(cell: Cell, profile: HardwareProfile) -> RunConfig:
 def _eplb(cell: Cell) -> EplbOptions:
     """EPLB at its best in a run of some twenty steps, for published windows are thousands of them.
 
-    All layers are rebalanced once, and some steps before the first that is measured where there are some: microbatches, which it
-    stops, then have steps to come apart again. Its steps are forward passes of one microbatch.
+    All layers are rebalanced once, ``_SETTLE`` steps before the first that is measured. Its steps are forward passes of one
+    microbatch.
     """
     if cell.policy.startswith("eplb") and cell.warm < _LEAST_WARM and not cell.arrivals:
         raise ConfigError(
             "--warm",
-            f"in {cell.warm} steps {cell.policy} cannot count and rebalance before what is measured",
+            f"in {cell.warm} steps {cell.policy} cannot count, rebalance and settle before what is measured",
             f"give {_LEAST_WARM} or more",
         )
     if cell.arrivals:
         return EplbOptions(window_steps=cell.steps, interval_steps=cell.steps)
     passes = int(dict(cell.options).get("batch.least_microbatches") or cell.microbatches)
-    counted = passes * max(1, min(cell.warm - 1, -(-(cell.warm + cell.steps + 2) // 2)))
+    counted = passes * max(1, cell.warm - _SETTLE)
     return EplbOptions(mode="stop", window_steps=counted, interval_steps=counted, most_rebalances=1)
 
 

@@ -7,9 +7,11 @@ import gc
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -160,8 +162,8 @@ def test_a_model_out_of_all_measure_is_refused(content: str, tmp_path: Path) -> 
 @pytest.mark.processes
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nobody_is_left_when_the_command_is_ended(how: signal.Signals, tmp_path: Path) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+    # Short: a process's socket lies there, whose name may have some hundred characters at most.
+    temporary = Path(tempfile.mkdtemp(prefix="door-"))
     sizes = [
         "--layers",
         "2",
@@ -202,6 +204,8 @@ def test_nobody_is_left_when_the_command_is_ended(how: signal.Signals, tmp_path:
         assert not psutil.wait_procs(children, timeout=150)[1]
     finally:
         process.kill()
+        process.communicate()
+        shutil.rmtree(temporary, ignore_errors=True)
         for one in children:
             if one.is_running():
                 one.kill()

@@ -40,6 +40,8 @@ def test_rows_are_held_against_policies_that_predict_nothing() -> None:
                 "copies": 7,
                 "exposed_targets": 0,
                 "exposed_in_first_layer": 0,
+                "ahead": 2,
+                "exposed_to_earlier": 0,
                 "exposed_us": {"mean": 0.0},
             },
         }

@@ -124,7 +124,7 @@ def test_against_the_papers_own_baselines_ours_are_left_out() -> None:
     [text] = [text for text in findings({"fig8": rows}) if text.startswith("Over the best of the paper's own")]
     speeds = {row.label.partition(": ")[2]: row.ours["tokens/s"] for row in rows}
     best = max(speeds[name] for name in ("eplb", "lina", "libra +0 µs", "harmoeny +0 µs"))
-    assert f"{speeds['afore'] / best - 1:+.1%} to" in text
+    assert f"{speeds['afore'] / best - 1:+.1%} where" in text
     others = ("eplb-redistribute +0 µs", "libra, replicas kept +0 µs")
     faster = [replace(row, ours={**row.ours, "tokens/s": 9e9}) if row.label.endswith(others) else row for row in rows]
     assert text in findings({"fig8": faster})

@@ -50,7 +50,7 @@ def test_plan_by_its_own_defaults_measures_eplb_after_it_has_rebalanced(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("warm", [4, 12])
+@pytest.mark.parametrize("warm", [6, 12])
 @pytest.mark.parametrize("microbatches", [3, 4])
 @pytest.mark.parametrize("options", [(), (FEWER,)], ids=["all", "fewer"])
 def test_however_many_microbatches_run(warm: int, microbatches: int, options: tuple[tuple[str, int], ...]) -> None:
@@ -71,7 +71,16 @@ def test_too_few_warm_steps_are_refused_where_eplb_is_run(tmp_path: Path, capsys
     short = Cell(policy="afore", steps=8, warm=1)
     check(short, PROFILE)
     check(replace(short, policy="eplb", arrivals="azure-conv"), PROFILE)
-    with pytest.raises(ConfigError, match="--warm: in 2 steps eplb cannot count"):
-        check(replace(short, policy="eplb", warm=2), PROFILE)
-    assert mechanisms(["--warm", "2", "--steps", "8", "--out", str(tmp_path)]) == 2
-    assert "--warm: in 2 steps eplb-redistribute cannot count and rebalance" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="--warm: in 5 steps eplb cannot count"):
+        check(replace(short, policy="eplb", warm=5), PROFILE)
+    assert mechanisms(["--warm", "5", "--steps", "8", "--out", str(tmp_path)]) == 2
+    assert "--warm: in 5 steps eplb-redistribute cannot count, rebalance and settle" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), (FEWER,)], ids=["all", "fewer"])
+def test_the_stop_of_a_rebalancing_is_over_when_measuring_begins(options: tuple[tuple[str, int], ...]) -> None:
+    """As fast after plan's and a quick look's twelve warm steps as after the evaluation's twenty."""
+    cell = Cell(policy="eplb-redistribute", layers=6, options=options)
+    short, long = (run_cell(replace(cell, warm=warm, steps=8))["tokens_per_s"] for warm in (12, 20))
+    assert short == pytest.approx(long, rel=0.01)
