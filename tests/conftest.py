@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -33,3 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # A shell that runs the suite in the background has it ignore Ctrl-C, and every process that it starts: tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One torch thread, as every process of the product has."""
+    import torch  # seconds, which most tests do not need
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -192,7 +192,9 @@ class Engine:
             self._batcher.run_with(wanted)
 
     def _hold(self, microbatch: int) -> bool:
-        """Whether the next step of the microbatch is held back; it is released in time."""
+        """Whether the next step of the microbatch is held back; it is released in time. None is once a role is lost."""
+        if self._lost is not None:
+            return False
         hold_ns = self._spread.hold_ns(microbatch, _now_ns())
         if hold_ns:
             self._held[microbatch] = asyncio.get_running_loop().call_later(hold_ns / 1e9, self._release, microbatch)

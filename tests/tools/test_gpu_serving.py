@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from torch import distributed
 
 from afore.core.config import CostOptions
@@ -26,14 +24,6 @@ from tests.workers.test_ffn_cuda import SHAPE, served
 
 DEAR = CostOptions(tile_us=1.0, copy_us=1e6, window_us=1.0, adapt=False)
 """Costs by which no copy ever pays."""
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.slow
